@@ -1,9 +1,9 @@
 %% How large a fragment should be, for one connection.
 %%
 %% While a fragment is on its way all others wait, so it should not take long. Each
-%% fragment costs some work, so it should not be small. So it is measured by the
-%% time it takes. A connection next door moves ten megabytes in the time in which
-%% one across a city moves sixty kilobytes.
+%% fragment costs some work, so it should not be small. So its size follows from
+%% the time that it may take. A connection next door moves ten megabytes in the
+%% time in which one across a city moves sixty kilobytes.
 %%
 %% Thus a fast connection carries most messages in one piece, which need not be put
 %% together again: that is what makes it fast (see docs/lab/large-messages-inside.md).

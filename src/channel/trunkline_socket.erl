@@ -1,8 +1,8 @@
-%% The settings of Trunkline's own sockets, and why; and the one that it gives to those of the
-%% distribution, which is the first.
+%% The settings of Trunkline's own sockets, and why. The first one, buffer, is also set on the
+%% sockets of the distribution.
 %%
-%%   * buffer: a read takes so many bytes at most, and OTP's default is 1,460. After each read the
-%%     port waits for its turn on a scheduler. A node that was busy sending read 0.3 MB a second.
+%%   * buffer: the most bytes that one read takes; OTP's default is 1,460. After each read the port
+%%     waits for its turn on a scheduler. A node that was busy sending read 0.3 MB a second.
 %%     (A binary of 48 to 64 kB that came alone keeps a buffer of 64 kB.)
 %%   * nodelay: batches are made earlier; a message does not wait for others here.
 %%   * No sndbuf and no recbuf: the kernel finds better sizes by itself, and stops

@@ -5,8 +5,8 @@
 %%                   │ ^                                                │
 %%       credit <────┘ └───────── more: half of them are done ──────────┘
 %%
-%% (A process that has opened an inbox may be long about some of them. It asks for more when it is
-%% done with one.)
+%% (A process that has opened an inbox may take long for some of them. It asks for more as soon as
+%% it is done with one.)
 %%
 %% The keeper's mailbox stays short because the keeper does nothing that takes time. The
 %% consumer's stays short because the keeper limits what it passes on (trunkline_work).

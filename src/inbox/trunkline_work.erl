@@ -8,9 +8,9 @@
 %%       | <------------------- '$inbox_idle' -- |  its mailbox is empty
 %%
 %% The consumer sends a message only if the keeper waits, and only when it has few enough left. Now
-%% and then the keeper looks by itself. A server may take messages out of its mailbox by itself, and
-%% is done with them when it is done with the next one that it gets. So it also says when it has
-%% nothing left, and then gets one at least.
+%% and then the keeper looks by itself. A callback of a server may receive messages itself. These
+%% count as done together with the next message that the server is given. So the server also says
+%% when it has nothing left, and then gets at least one message.
 %%
 %% How many messages the consumer may have is the window. A server whose window is not fixed gets as
 %% many as it can do until the keeper has its turn on a processor, but not many more. If it has

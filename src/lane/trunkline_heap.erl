@@ -3,9 +3,9 @@
 %% A message that comes is a fragment outside of the heap. If the heap has not as much room left as
 %% the fragment takes, the next call of a built-in function collects garbage, and copies the
 %% message. That can take longer than to pass it on. So the process says how much it passes on at a
-%% time, and the heap follows the most of the last second or two: a word for a byte, which is ample
-%% for lists of maps, and 7 MB at most, since the runtime system rounds up. The figures are in
-%% docs/lab/tried.md.
+%% time. Its heap has room for the largest amount of the last second or two: one word for each byte,
+%% which is ample for lists of maps, but 7 MB at most (the runtime system rounds up). The figures
+%% are in docs/lab/tried.md.
 %%
 %% A node that limits the heaps of its processes (`erl +hmax') is left alone: a process with more
 %% room than the limit would be killed.

@@ -35,10 +35,10 @@
 %% one takes long to deliver, the others do not wait for it.)
 %%
 %% If the links have said goodbye in good order, everything has been delivered, and the nodes stay
-%% connected, nothing has happened to the servers. Then the inlet retires. It goes on as
-%% agent, and as what callers watch, together with its counterpart: the inlet at the peer to which
-%% their requests went. It stays as long as the connection and the counterpart last, and a process
-%% waits at either. Its lanes retire, too, and pass on replies by plain distribution, or by the
+%% connected, nothing has happened to the servers. Then the inlet retires: it goes on as agent, and
+%% as what callers watch. So does its counterpart, the inlet at the peer to which their requests
+%% went. The inlet ends when the connection or the counterpart ends, or when no process waits at
+%% either of the two. Its lanes retire, too, and pass on replies by plain distribution, or by the
 %% lanes of a later session. If such a reply may still come when the counterpart has ended, the
 %% inlet stays as long as that session. So an inlet may outlive its link, and the application.
 %%

@@ -6,8 +6,8 @@
 %%                 counts as lost
 %%     lost_...    the connection is lost; this is where to count
 %%
-%% What concerns a session is of no use when the session has ended. A request does not: its caller
-%% may watch a stand-in until there is another session.
+%% A command about a session is of no use when that session has ended. A request is not about its
+%% session: the caller may watch a stand-in (trunkline_stand_in) until there is another session.
 -module(trunkline_leftovers).
 -moduledoc false.
 

@@ -4,9 +4,9 @@
 %%     server ── reply ──> retired lane ── the lane of a later session, or plain `!' ──> caller
 %%
 %% It passes on what is for callers: replies, and news of servers. Both take the same way, so that
-%% they stay in order. For anything else that still comes no process waits. A message is lost, and
-%% counted; a command is dropped. The lane ends together with the inlets that have retired, whose
-%% callers these are. No process is linked to it.
+%% they stay in order. No process waits for anything else that still comes: a message is lost and
+%% counted, and a command is dropped. The lane ends together with the retired inlets that serve
+%% these callers. No process is linked to it.
 -module(trunkline_retired).
 -moduledoc false.
 

@@ -6,10 +6,10 @@
 %%         |            |    |       | <---- QUIET ---------> |   it is there, and late
 %%
 %% The wait goes on as long as something moves in the session, because large messages may take their
-%% time. If nothing moves, the peer may hang; or its messages may be behind a flood of plain
-%% messages, which also makes it read late; or a long term is on its way to it. In these cases bytes
-%% move by the distribution, and the wait goes on. But so they do with a peer without a working
-%% Trunkline: they count for LISTEN only.
+%% time. If nothing moves, the peer may hang. Or its messages are behind a flood of plain messages,
+%% which also makes it read late, or a long term is on its way to it. In the last two cases bytes
+%% move by the distribution, and the wait goes on. But bytes also move to a peer whose Trunkline
+%% does not work. So they prolong the wait by LISTEN at most.
 %%
 %% Times are in ms, as erlang:monotonic_time(millisecond) tells them.
 -module(trunkline_patience).

@@ -1,9 +1,9 @@
 %% How many calls to one peer are under way at a time, few or many.
 %%
-%% For a few callers plain OTP is faster: each way has two processes less, which have to be woken.
-%% For many the lanes are, because of their batches. (Measured on two cores: with four callers erpc
-%% has 1.4 times the rate of lanes, with ten 0.65 times; docs/lab/tried.md.) The borders are apart,
-%% so that calls do not go one way and the other by turns, which is worse than either.
+%% For a few callers plain OTP is faster: each way has two processes fewer, which have to be woken.
+%% For many, lanes are faster, because of their batches. (Measured on two cores: with four callers
+%% erpc has 1.4 times the rate of lanes, with ten 0.65 times; docs/lab/tried.md.) There are two
+%% thresholds, so that calls do not alternate between the two ways, which is worse than either.
 %%
 %%     few ──── more than 7 ────> many
 %%         <─── fewer than 5 ────

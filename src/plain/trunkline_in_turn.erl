@@ -23,10 +23,10 @@
 %% If the lane knows that the receiver's mailbox is on the heap (trunkline_mailboxes), a sender need
 %% not ask, as long as nothing is ahead of its messages (trunkline_bypass): it sends, and counts
 %% what it has sent. The lane reports that at its next tick. Two kinds of messages that are as fast
-%% by lane are sent so, too: binaries of which a batch has no room for two, and which are not large,
-%% and terms that take more memory than their size tells. If something is ahead of one, its sender
-%% asks only while the lane has little, not for a second after it was refused, and so that no more
-%% than a fifth of its time goes into questions: otherwise the message goes by lane.
+%% by lane are sent so, too: binaries of more than half a batch that are not large, and terms that
+%% take much memory for their size. If something is ahead of such a message, its sender asks only if
+%% the lane has little to send, if no question of the sender was refused within the last second, and
+%% if questions take at most a fifth of the sender's time. Otherwise the message goes by lane.
 %%
 %% Short messages go by lane. But while few come to a lane, those that meet an empty one are sent
 %% past it, too.
@@ -40,11 +40,11 @@
 %% A term may be of any length: the distribution sends it in fragments, suspends the sender while
 %% more than 1 MB (`+zdbbl') waits, and takes turns between several senders. But from a process that
 %% must not be suspended it takes the whole message at once, and all others wait behind that. So
-%% what is sent with `nosuspend', or as an exit reason, should not be too long; nor what a lane
-%% sends, which is suspended for as long, with all that others have in it. A request with a timeout
-%% is sent with `nosuspend', so that its caller does not wait for longer. If it is long, the caller
-%% is suspended all the same, as by gen_server:call/3. (The peer has just answered: one that has
-%% stopped before that does not suspend it.)
+%% what is sent with `nosuspend', or as an exit reason, should not be too long. Nor should what a
+%% lane sends: while the lane is suspended, everything in it waits. A request with a timeout is sent
+%% with `nosuspend', so that its caller does not wait beyond the timeout. The caller of a long
+%% request is suspended all the same, as by gen_server:call/3. (But a peer that has stopped before
+%% does not suspend the caller: it does not answer the question.)
 %%
 %% The message and the lane's messages are put into the receiver's mailbox by two processes, so the
 %% mailbox must be on the heap (see trunkline_opener). The answer is `no' if it is not, or if the

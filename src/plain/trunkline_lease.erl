@@ -1,4 +1,4 @@
-%% A caller's leave to send a server long requests without asking for each.
+%% A caller's permission to send a server long requests without asking for each.
 %%
 %% A long request goes to its server by plain distribution (trunkline_in_turn). The caller asks
 %% first, and the agent at the peer answers in which form the server gets the request. For a while
@@ -12,10 +12,10 @@
 %%       |  <═══════════════ reply  | ── answered ──────> |               |
 %%
 %% The agent hears of each request, because it has to tell the caller if the server ends. It hears
-%% of it from the lane to which the server replies, and so before it hears of the reply. What else
-%% must come behind that takes the same way: that the caller has given up, or that the server has
-%% ended. (The agent's mailbox keeps the order of each sender only.) If the caller is killed before
-%% it has sent the request, the agent finds out at one of its next ticks.
+%% of it from the lane to which the server replies, and so before it hears of the reply. Later news
+%% of the request takes the same way: that the caller has given up, or that the server has ended.
+%% (The agent's mailbox keeps the order of each sender only.) If the caller is killed before it has
+%% sent the request, the agent finds out at one of its next ticks.
 %%
 %% When the agent hears of a request, the server may have replied, and what it sends next must not
 %% overtake that. So the agent counts a server with leases among those that owe a reply, for two

@@ -1,10 +1,10 @@
 %% Which receivers of a lane's messages have their mailbox on the heap.
 %%
-%% Only to these may a message go past the lane (trunkline_in_turn): see trunkline_opener. The lane
-%% finds that out, and senders read it from a table. It learns it from what the inlet answers to a
-%% sender that asks for its turn, and from openers. And while little comes to a lane, its processes
-%% cost a short message more than batches save. So the lane asks by itself then, and no sender waits
-%% for an answer:
+%% Only to these may a message go past the lane (trunkline_in_turn); trunkline_opener says why. The
+%% lane finds out which they are, and senders read that from a table. It learns it from openers, and
+%% from the inlet's answers to senders that ask for their turn. While little comes to a lane, its
+%% processes cost a short message more than batches save. So the lane then asks by itself, and no
+%% sender waits for an answer:
 %%
 %%     sender              lane                      inlet         receiver
 %%       | -- message ----> | ══ message ═══════════> | -----------> |
@@ -18,9 +18,9 @@
 %%
 %% A process may change where its mailbox is. So what the lane knows is two seconds old at most.
 %% Once a second it asks again about the receivers that many messages were sent to, and forgets the
-%% others. That a mailbox is not on the heap, or has an inbox, it believes for longer if it has
-%% asked by itself. It remembers nothing of a registered name, which another process may have at any
-%% time. (A lane that does not get to run for longer, since the connection is busy, forgets later.)
+%% others. If it has asked by itself, and a mailbox is off the heap or has an inbox, it remembers
+%% that for longer. It remembers nothing of a registered name, which another process may have at any
+%% time. (If the lane does not get to run, because the connection is busy, it forgets later.)
 %%
 %% This module is a part of the lane, which owns the table.
 -module(trunkline_mailboxes).

@@ -5,8 +5,9 @@
 %% has been delivered. So these calls keep their order with what goes by lane.
 %%
 %% That is as fast as a lane, or faster, for long calls, and while few callers call at a time
-%% (trunkline_concurrency). Large binaries go apart. An outcome that would keep the distribution
-%% busy is sent, since an exit reason is taken as a whole (trunkline_in_turn).
+%% (trunkline_concurrency). Large binaries travel as large messages. An outcome that would keep the
+%% distribution busy is sent as a message instead, because the distribution takes an exit reason as
+%% a whole (trunkline_in_turn).
 -module(trunkline_plain_call).
 -moduledoc false.
 
