@@ -8,7 +8,7 @@
 
 -export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
          takes_turns/1, is_suspended/1, is_audience/1, has_spoken/1, states/0,
-         of_link/1, monitor_connections/0, connection_of/1, connection/1, are_numbered/0]).
+         of_link/1, monitor_connections/0, connection_of/1, connection/1]).
 
 -export_type([peer/0, state/0, connection/0]).
 
@@ -120,8 +120,6 @@ connection(Node) ->
         false -> none
     end.
 
-%% Whether two connections to a node, one after the other, can be told apart.
--spec are_numbered() -> boolean().
 are_numbered() -> erlang:function_exported(erlang, nodes, 2).
 
 %% Whether that node runs Trunkline, or has run it.

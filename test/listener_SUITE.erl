@@ -13,7 +13,7 @@
          late_guest/1, reported_now_and_then/1]).
 -export([listener_killed/1, acceptor_dies/1, stopped/1, ports_in_range/1, ports_taken/1,
          own_address/1, all_addresses/1, address_of_distribution/1, ipv6_distribution/1,
-         advertised/1, bad_options/1, no_port/1, unreachable_port/1, impostor/1,
+         advertised/1, bad_options/1, no_port/1, unreachable_port/1, said_once/1, impostor/1,
          lanes_without_port/1, busy_peer/1]).
 -export([hook_controlling_process/0, load_all/0, install_log/0, entry/1, mislead/2, misleading/2,
          frames/3, bad_frames/0]).
@@ -22,9 +22,8 @@ suite() -> [{timetrap, {minutes, 8}}].
 
 all() -> [{group, strangers},
           listener_killed, acceptor_dies, stopped, ports_in_range, ports_taken, own_address,
-          all_addresses, address_of_distribution,
-          ipv6_distribution, advertised, bad_options, no_port, unreachable_port, impostor,
-          lanes_without_port, busy_peer].
+          all_addresses, address_of_distribution, ipv6_distribution, advertised, bad_options,
+          no_port, unreachable_port, said_once, impostor, lanes_without_port, busy_peer].
 
 %% All of these happen to the same two nodes.
 groups() ->
@@ -893,6 +892,27 @@ unreachable_port(_) ->
     Full ! stop,
     gen_tcp:close(Silent),
     Closing ! stop.
+
+%% It says so once, however often it has nothing to send for a while, and tries again.
+said_once(_) ->
+    Tries = counters:new(1, []),
+    {Closing, Port} = answering(fun(S) ->
+                                        ok = counters:add(Tries, 1, 1),
+                                        gen_tcp:close(S)
+                                end),
+    {A, B} = cluster:pair([{bulk_idle, 100}]),
+    ok = cluster:call(A, ?MODULE, install_log, []),
+    ok = misled(B, Port),
+    cluster:await(fun() ->
+                          exchange:large(A, B),
+                          N = counters:get(Tries, 1),
+                          N >= 3 orelse N
+                  end),
+    Lines = [Text || {_, warning, Text} <- log_of(A),
+                     string:find(Text, "by distribution: closed") =/= nomatch],
+    ?assertMatch([_], Lines),
+    Closing ! stop,
+    cluster:stop_all([A, B]).
 
 is_logged(Node, Words) ->
     Texts = [Text || {_, warning, Text} <- log_of(Node)],

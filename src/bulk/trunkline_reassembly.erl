@@ -7,7 +7,7 @@
 -module(trunkline_reassembly).
 -moduledoc false.
 
--export([new/0, add/5, segments/2, bytes/1]).
+-export([new/0, add/5, segments/2]).
 
 -export_type([reassembly/0, parts/0]).
 
@@ -33,13 +33,6 @@ add(Id, Size, Offset, Binary, R) ->
             {incomplete, R#{Id => #arriving{missing = Missing - byte_size(Binary),
                                             parts = Parts#{Offset => Binary}}}}
     end.
-
-%% How many bytes of incomplete parcels have arrived.
--spec bytes(reassembly()) -> non_neg_integer().
-bytes(R) ->
-    maps:fold(fun(_, #arriving{parts = Parts}, Sum) ->
-                      maps:fold(fun(_, Binary, S) -> S + byte_size(Binary) end, Sum, Parts)
-              end, 0, R).
 
 %% The parcel's segments, which have these sizes. A segment that came in one piece is
 %% not copied.

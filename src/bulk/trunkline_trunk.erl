@@ -182,8 +182,12 @@ handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carrier
                   false -> S
               end};
 handle_info({timeout, Idle, idle}, #trunk{idle = Idle, carriers = Carriers, retry = Retry} = S) ->
-    S1 = lists:foldl(fun close/2, S#trunk{idle = none}, maps:keys(Carriers)),
-    {noreply, S1#trunk{retry = trunkline_retry:lasted(Retry)}};
+    %% (If only the distribution was in use, the next connection may fail as the last one did.)
+    Retry1 = case connections(S) of
+                 0 -> Retry;
+                 _ -> trunkline_retry:lasted(Retry)
+             end,
+    {noreply, lists:foldl(fun close/2, S#trunk{idle = none, retry = Retry1}, maps:keys(Carriers))};
 handle_info({timeout, Timer, retry}, #trunk{retry = Retry} = S) ->
     {noreply, pump(S#trunk{retry = trunkline_retry:timeout(Timer, Retry)})};
 handle_info({timeout, _, _}, S) ->

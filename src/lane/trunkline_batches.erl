@@ -154,24 +154,15 @@ fence(AreGranted, B) -> transmit(0, [], full, way(AreGranted, B)).
 %% If anything has been sent past the lane since a batch last went by the distribution, this one
 %% does: it may be behind that message, and what comes later is behind the batch. (What was sent is
 %% counted before its sender sends anything else. What is counted from here on the next batch
-%% reports: this one may go by a connection.)
-way(AreGranted, #batches{past = Before} = B) ->
+%% reports: this one may go by a connection.) So does the first batch, which is behind what was sent
+%% by plain distribution before the session.
+way(AreGranted, #batches{by = By, next = Next, past = Before} = B0) ->
     Past = trunkline_bypass:take(Before),
-    case by_which(AreGranted, B#batches{past = Past}) of
-        channels -> {channels, B#batches{past = Past}};
-        distribution -> {distribution, B#batches{past = trunkline_bypass:followed(Past)}}
-    end.
-
-%% Batches that are kept are the channels' business, whichever way they go. (The first batch goes by
-%% the distribution, too: it is behind what was sent by plain distribution before the session.)
-by_which(_, #batches{channels = none}) ->
-    distribution;
-by_which(AreGranted, #batches{by = By, channels = Channels, next = Next, past = Past} = B) ->
-    case trunkline_channels:keeps_all(Channels)
-        orelse By =:= connections andalso Next > 1 andalso not trunkline_bypass:must_follow(Past)
+    B = B0#batches{past = Past},
+    case By =:= connections andalso Next > 1 andalso not trunkline_bypass:must_follow(Past)
         andalso not AreGranted andalso not is_sending(B) of
-        true -> channels;
-        false -> distribution
+        true -> {connections, B};
+        false -> {distribution, B#batches{past = trunkline_bypass:followed(Past)}}
     end.
 
 %% Each batch reports what has gone past the lane: with its charge, which the inlet acknowledges. It
@@ -199,12 +190,12 @@ transmit(Charge, Entries, Urgent,
     B1 = show(B#batches{window = Window, pace = Pace, next = Number + 1,
                         past = trunkline_bypass:reported(Past)}),
     Batch = {Number, Ack, Reported, Entries},
-    case Way of
-        channels ->
-            B1#batches{channels = trunkline_channels:send(Batch, B#batches.channels)};
-        distribution ->
+    case B1#batches.channels of
+        none ->
             ok = trunkline_inlet:batch(Inlet, Batch),
-            B1
+            B1;
+        Channels ->
+            B1#batches{channels = trunkline_channels:send(Way, Batch, Channels)}
     end.
 
 %% The inlet has acknowledged so much, as it was asked to, and all up to number Arrived are there.

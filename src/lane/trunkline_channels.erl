@@ -32,7 +32,7 @@
 -module(trunkline_channels).
 -moduledoc false.
 
--export([none/2, new/5, by/1, keeps_all/1, send/2, arrived/2, event/2, close/1]).
+-export([none/2, new/5, by/1, send/3, arrived/2, event/2, close/1]).
 -export([suspend/1, resume/2]).
 
 -export_type([channels/0, way/0, sent/0]).
@@ -97,19 +97,17 @@ new(Ix, Inlet, Sent, Options, Stats) ->
 by(#channels{way = connections, ready = [_ | _]}) -> connections;
 by(_) -> distribution.
 
-%% Whether batches are kept whichever way they go.
--spec keeps_all(channels()) -> boolean().
-keeps_all(#channels{table = Table}) -> Table =/= none.
-
--spec send(trunkline_batches:batch(), channels()) -> channels().
-send({1, _, _, _} = Batch, C) -> send(distribution, Batch, C);     % see trunkline_batches
-send(Batch, C) -> send(by(C), Batch, C).
-
-send(distribution, {_, _, Charge, _} = Batch, #channels{table = Table} = C) when Table =/= none ->
+%% By connections only if by/1 says so.
+-spec send(way(), trunkline_batches:batch(), channels()) -> channels().
+send(distribution, Batch, #channels{table = none, inlet = Inlet} = C) ->
+    ok = trunkline_inlet:batch(Inlet, Batch),
+    C;
+send(distribution, {_, _, Charge, _} = Batch, #channels{table = Table, inlet = Inlet} = C) ->
     true = ets:insert(Table, Batch),
-    ok = trunkline_inlet:batch(C#channels.inlet, Batch),
+    ok = trunkline_inlet:batch(Inlet, Batch),
     kept(C#channels{bytes = C#channels.bytes + trunkline_gate:bytes(Charge)});
-send(_, {Serial, _, _, _} = Batch, #channels{dictionary = Dictionary, outbox = Outbox} = C) ->
+send(connections, {Serial, _, _, _} = Batch, C) ->
+    #channels{dictionary = Dictionary, outbox = Outbox} = C,
     {Frame, Dictionary1} = trunkline_dictionary:encode(Batch, Dictionary),
     Outbox1 = trunkline_outbox:add(Serial, Frame, Outbox),
     pump(kept(C#channels{dictionary = Dictionary1, outbox = Outbox1})).

@@ -125,8 +125,8 @@
          node :: node(),
          mode = hold :: hold | absent | direct | {send, outlets()}
                       | {suspended, outlets(), Asked :: none | reference()},
-         %% Of the nodes, when the session began.
-         connection = none :: none | trunkline_peers:connection(),
+         %% Of the nodes' connection, when the session began.
+         controller = none :: trunkline_process:controller(),
          batches :: trunkline_batches:batches(),       % what has been sent to the inlet
          backlog :: trunkline_backlog:backlog(),
          options :: trunkline_options:options(),
@@ -308,11 +308,9 @@ is_for_plain(Size, Reply, S) ->
         andalso trunkline_shape:kind(Size, Reply) =:= terms
         andalso may_send_terms(S).
 
-%% Whether terms may go to the peer by the distribution. (Before OTP 25.1 one cannot tell that by
-%% then there is another connection: see is_connected/1.)
-may_send_terms(#lane{batches = Batches, stats = Stats, connection = Connection}) ->
-    trunkline_batches:takes_turns(Batches) andalso trunkline_in_turn:is_near(Stats)
-        andalso is_integer(Connection).
+%% Whether terms may go to the peer by the distribution.
+may_send_terms(#lane{batches = Batches, stats = Stats}) ->
+    trunkline_batches:takes_turns(Batches) andalso trunkline_in_turn:is_near(Stats).
 
 %% When it may go. (Large messages of others do not matter, which may be under way for long.)
 when_to_reply(_, #lane{fence = Fence}) when Fence =/= none ->
@@ -803,8 +801,8 @@ ready(Ref, #lane{link = Link}) ->
 %% lost, but counts as that only when the link has ended the session, as it will do now. (If the
 %% connection is lost right after this, and there is another one before the next call is made, the
 %% term goes by that all the same.)
-is_connected(#lane{node = Node, connection = Connection}) ->
-    trunkline_peers:connection(Node) =:= Connection.
+is_connected(#lane{node = Node, controller = Controller}) ->
+    Controller =/= none andalso trunkline_process:controller(Node) =:= Controller.
 
 %% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
 %% knows of the receiver's mailbox, senders may know, too.
@@ -876,7 +874,7 @@ change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, batches = Batches, node = Node} = S) ->
     Batches1 = trunkline_batches:open(Inlet, WindowBytes, Sent, Options, Batches),
     flush(S#lane{mode = {send, Outlets}, fence = none, drained = false, batches = Batches1,
-                 connection = trunkline_peers:connection(Node)});
+                 controller = trunkline_process:controller(Node)});
 change(hold, S) ->
     S#lane{mode = hold};
 change({absent, Lost}, S) ->

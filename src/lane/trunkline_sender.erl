@@ -194,16 +194,14 @@ large(#route{gate = Gate, bulk_limit = Limit, large = Large, stats = Stats} = Ro
     end.
 
 %% A message as it travels beside the lane, and what it is charged then. (The charge before may be
-%% an estimate.) A large term with many atoms stays as it is, if the peer can fetch it, and if the
-%% lane may send it (see trunkline_lane:is_connected/1).
+%% an estimate.) A large term with many atoms stays as it is, if the peer can fetch it.
 -spec as_parcel(node(), Message :: term(), trunkline_gate:charge(),
                 Large :: trunkline_gate:charge(), trunkline_stats:stats()) ->
           {trunkline_parcel:parcel(), trunkline_gate:charge()}.
 as_parcel(Node, Message, Charge, Large, Stats) ->
     case Charge >= Large andalso trunkline_in_turn:may_go_by_lane(Charge)
         andalso trunkline_shape:shape(Message) =:= mixed
-        andalso trunkline_in_turn:are_terms_suited(Node, Stats)
-        andalso trunkline_peers:are_numbered() of
+        andalso trunkline_in_turn:are_terms_suited(Node, Stats) of
         true ->
             as_term(Message, Charge);
         false ->
