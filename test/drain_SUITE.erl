@@ -1214,9 +1214,11 @@ drain(A, B) -> cluster:call(A, trunkline, drain, [cluster:node_of(B)]).
 
 %% (If a loaded machine gives B no processor for three seconds the drain's time is over, but it goes
 %% on.)
-drained(A, B) ->
+drained(A, B) -> drained(A, B, 3).
+
+drained(A, B, Times) ->
     case drain(A, B) of
-        {error, timeout} -> drained(A, B);
+        {error, timeout} when Times > 1 -> drained(A, B, Times - 1);
         Result -> Result
     end.
 

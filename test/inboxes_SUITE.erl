@@ -8,7 +8,8 @@
 -export([all/0, suite/0]).
 -export([many/1, node_gone/1, ends/1, same_name/1, process_killed/1, application_stopped/1,
          keeper_killed/1, disconnected/1, at_once/1, first_messages/1, first_of_all_kinds/1,
-         callers_are_told/1, leak_that_is_refused/1, wrong_terms/1]).
+         callers_are_told/1, leak_that_is_refused/1, wrong_terms/1,
+         code_replaced/1]).
 
 -define(MANY, 10_000).
 -define(TABLE, trunkline_inboxes).
@@ -20,7 +21,27 @@ suite() -> [{timetrap, {minutes, 5}}].
 all() ->
     [many, node_gone, ends, same_name, process_killed, application_stopped, keeper_killed,
      disconnected, at_once, first_messages, first_of_all_kinds, callers_are_told,
-     leak_that_is_refused, wrong_terms].
+     leak_that_is_refused, wrong_terms, code_replaced].
+
+%% Trunkline is stopped, its code is replaced, and it is started again. Another module may have had
+%% the inboxes before. Nobody asks that one any more.
+code_replaced(_) ->
+    {A, B} = cluster:pair([]),
+    [Inbox] = open(B, 1),
+    gets_known(A, Inbox),
+    lists:foreach(
+      fun(At) ->
+              ok = cluster:call(At, cluster, stop_trunkline, []),
+              cluster:call(At, fun() -> [persistent_term:put(Key, {Filter, Slots, none_of_ours})
+                                         || {Key, {Filter, Slots, trunkline_inbox_rows}}
+                                                <- persistent_term:get()] end),
+              ok = cluster:call(At, cluster, start_trunkline, [[]])
+      end, [A, B]),
+    cluster:await_lanes(A, B),
+    exchange:both_ways(A, B),
+    [Other] = open(B, 1),
+    gets_known(A, Other),
+    cluster:stop_all([A, B]).
 
 %% --- nodes --------------------------------------------------------------------------------
 

@@ -1323,11 +1323,14 @@ give_up(To) ->
 %% (A peer that does not answer at once gives none.)
 lease(To) ->
     Message = {answer, 1, freight:message(1, 1, {rows, 200_000})},
-    {freight, _, _, _, _} = trunkline:call(To, Message, infinity),
-    case get({trunkline_lease, node(To)}) of
-        {lease, To, _, {Lane, Agent, _}} -> {Lane, Agent};
-        _ -> lease(To)
-    end.
+    Leased = fun() ->
+                     {freight, _, _, _, _} = trunkline:call(To, Message, infinity),
+                     Lease = get({trunkline_lease, node(To)}),
+                     element(1, Lease) =:= lease orelse Lease
+             end,
+    cluster:await(Leased),
+    {lease, To, _, {Lane, Agent, _}} = get({trunkline_lease, node(To)}),
+    {Lane, Agent}.
 
 announce(To, {Lane, Agent}) ->
     Ref = make_ref(),

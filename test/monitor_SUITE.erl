@@ -444,7 +444,7 @@ stopped_host(_) ->
         lists:unzip([timer:tc(fun() -> cluster:call(A, ?MODULE, set, [Objects, under_way]) end)
                      || _ <- lists:seq(1, 3)]),
     %% (An attempt to connect takes 7 s.)
-    ?assert(lists:min(Times) < 3_500_000),
+    ?assert(lists:nth(2, lists:sort(Times)) < 3_500_000),
     [await_held(A, H, [noconnection || _ <- Objects]) || H <- Holders],
     cluster:continue(B),
     cluster:stop_all([A, B]).

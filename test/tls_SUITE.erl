@@ -210,6 +210,7 @@ silent_strangers(Config) ->
     Options = [{server_name_indication, host()} | client(whole(Config))],
     Secure = [C || _ <- lists:seq(1, 5),
                    {ssl, _} = C <- [stranger:secure(stranger:connect(Port), Options)]],
+    ?assertMatch([_ | _], Secure),
     exchange:both_ways(A, B),
     Start = erlang:monotonic_time(millisecond),
     lists:foreach(fun(C) -> ok = stranger:await_closed(C) end, Silent ++ Stopped ++ Secure),

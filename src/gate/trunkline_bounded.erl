@@ -20,7 +20,7 @@
 
 -export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, arrived/2]).
 -export([behind/1]).
--export([clear/0, add/2, remove/1, is_crowded/0, grow/1]).
+-export([clear/1, add/2, remove/1, is_crowded/0, grow/1]).
 
 -export_type([key/0, entered/0]).
 
@@ -126,15 +126,19 @@ slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
 
 %% --- for the process that keeps them, which is the only one that writes -------------------
 
-%% No bounded destination is left.
--spec clear() -> ok.
-clear() -> lists:foreach(fun clear/1, [?HERE, ?ELSEWHERE]).
+%% No bounded destination is left, and from here on that module knows more. (Before the application
+%% was stopped, and its code replaced, it may have been another module.)
+-spec clear(module()) -> ok.
+clear(Module) -> lists:foreach(fun(Kind) -> clear(Kind, Module) end, [?HERE, ?ELSEWHERE]).
 
-clear(Kind) ->
+clear(Kind, Module) ->
     case persistent_term:get(Kind, none) of
-        none -> ok;
+        none ->
+            ok;
         {Filter, Slots, _} ->
-            lists:foreach(fun(Slot) -> atomics:put(Filter, Slot, 0) end, lists:seq(1, ?ALL(Slots)))
+            lists:foreach(fun(Slot) -> atomics:put(Filter, Slot, 0) end,
+                          lists:seq(1, ?ALL(Slots))),
+            persistent_term:put(Kind, {Filter, Slots, Module})
     end.
 
 new(Slots) -> atomics:new(?ALL(Slots), [{signed, true}]).

@@ -196,7 +196,7 @@ behind(Pid) -> trunkline_own_inboxes:behind(Pid).
 new() ->
     ?TABLE = ets:new(?TABLE, [named_table, protected, {keypos, #row.key},
                               {read_concurrency, true}]),
-    trunkline_bounded:clear().
+    trunkline_bounded:clear(?MODULE).
 
 %% Returns the keys of the new inbox. If two inboxes have the same name it belongs to the newer one.
 -spec add(trunkline_own_inboxes:inbox()) -> [key(), ...].
