@@ -48,7 +48,7 @@ messages are treated as with `drop_newest`, unless the policy is `drop_oldest`.
 -export_type([options/0, info/0]).
 
 -doc "
-Options of an inbox:
+Options of an inbox, with their defaults in parentheses:
 
 - `policy`: what happens when it is full (`block`);
 - `bytes`: its bound, less than 4 GB (8 MB). A message counts as its size and 128 bytes;
@@ -75,10 +75,11 @@ What `info/1` returns:
 
 - `queued_messages` and `queued_bytes`: what waits in the inbox;
 - `in_work`: messages that the process has and is not done with;
-- `passed` and `dropped`: how many messages there have been in all;
+- `passed` and `dropped`: how many messages went to the process, and were dropped, in all;
 - `consumer`: the process behind the inbox;
-- `nodes`: of each node that sends, the `window` of bytes and messages that it may have on their
-  way, what is queued there, how many senders are `waiting`, and how many messages were `refused`;
+- `nodes`: of each node that sends, the `window` of bytes and messages that it may have in flight or
+  in the inbox, how many of its messages are in the inbox (`queued_messages`), how many of its
+  senders are `waiting`, and how many of its messages were `refused`;
 - `time_in_queue`: pairs of a time in us and the number of messages that waited for less than that,
   and not less than half of it.
 ".

@@ -94,8 +94,8 @@ register_again(Inboxes, Registration) ->
     Inboxes ! {register, Registration},
     ok.
 
-%% The keeper's process has ended. If the keeper still has that name, it has it no longer. (Of those
-%% who want the name, none may take it from another.)
+%% If the process behind the keeper has ended, and the keeper still has that name, unregisters it.
+%% (This process does it for all who want the name, so that none takes it from another.)
 -spec take_name_back(atom(), Keeper :: pid()) -> ok.
 take_name_back(Name, Keeper) ->
     try gen_server:call(?MODULE, {take_name_back, Name, Keeper}, infinity)

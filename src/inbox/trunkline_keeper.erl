@@ -45,7 +45,7 @@
 -define(LOOK_AGAIN, 50).
 %% Messages that the keeper passes on at a time. Meanwhile it receives nothing.
 -define(TOGETHER, 64).
-%% The consumer may have so small a part of the bytes that the inbox may hold.
+%% The consumer gets no more while it has this part (an eighth) of the bytes of a full inbox.
 -define(WORK, 8).
 
 -record(keeper,
@@ -417,7 +417,7 @@ will_be_full(_, #keeper{options = #{policy := drop_oldest, urgent := Urgent}})
 will_be_full(Behind, #keeper{mail = Mail}) ->
     trunkline_mail:will_be_full(Behind, Mail).
 
-%% (The consumer's word is behind all these messages.)
+%% (The consumer's '$inbox_more' may be behind many messages in the mailbox.)
 look_again(#keeper{room = {awaited, Until}, mail = Mail} = S) ->
     case trunkline_mail:dropped(Mail) band 31 =:= 0 andalso erlang:monotonic_time(microsecond) of
         Now when is_integer(Now), Now >= Until -> pass(S#keeper{room = 0}, Now);

@@ -248,7 +248,8 @@ takes_turns(#batches{takes_turns = TakesTurns}) -> TakesTurns.
 -spec is_quiet(batches()) -> boolean().
 is_quiet(#batches{past = Past}) -> trunkline_bypass:is_quiet(Past).
 
-%% So many messages have, by the distribution. (Senders that bypass the lane count for themselves.)
+%% So many messages have gone past the lane, by the distribution. (Senders that bypass it count for
+%% themselves.)
 -spec passed(non_neg_integer(), batches()) -> batches().
 passed(0, B) ->
     B;

@@ -460,8 +460,8 @@ broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, lane = Lane
         #{} -> S
     end.
 
-%% That of a term may have asked the lane to send it to its receiver. What comes behind it waits
-%% until it has arrived, or never will: another opener asks for it, for nobody.
+%% The opener of a term may have asked the lane to send the term to its receiver. What comes behind
+%% waits until it has arrived, or never will. So another opener asks for it, and drops what it gets.
 opener_died(Opener, #inlet{openers = Openers, large = All, lane = Lane} = S) ->
     {Number, Openers1} = maps:take(Opener, Openers),
     case All of

@@ -103,7 +103,7 @@
                | suspend | resume | hold | {absent, trunkline_room:lost()} | direct | drain.
 
 %% The most messages of a batch: the receiving side should start on a batch while
-%% the next one is being made (measured in docs/lab/how-it-works.md).
+%% the next one is being made (measured in docs/lab/tried.md).
 -define(BATCH_MESSAGES, 256).
 %% ms: a lane that has done nothing for this long gives its memory back.
 -define(QUIET, 1000).
@@ -327,7 +327,8 @@ when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, batches = Batc
             late
     end.
 
-%% Its server is suspended if this process may be, or more is waiting here.
+%% Sends a reply now. Its server is suspended if that may suspend the lane, or if the lane's mailbox
+%% is not empty.
 send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
            #lane{batches = Batches, throttle = Throttle} = S) ->
     Send = fun(Options) ->
@@ -607,8 +608,8 @@ flush(#lane{mode = {send, _}} = S) ->
 flush(S) ->
     S.
 
-%% The lane measures how long messages wait here with one message to itself each second. It waits
-%% in the mailbox as they do, and then until those ahead of it in the backlog have left.
+%% Once a second the lane sends a message (the probe) to itself, and measures how long it waits:
+%% in the mailbox, and then until the messages ahead of it in the backlog have left.
 before_probe(_, #lane{probe = none} = S) ->
     S;
 before_probe(More, #lane{probe = {Sent, Before}} = S) when Before + More > 0 ->
@@ -715,7 +716,7 @@ control({resumed, Ref, Expects, Acknowledged, Missing},
         #lane{mode = {suspended, Outlets, Ref}} = S) ->
     resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
 control({order, Ref, drain}, #lane{batches = Batches} = S) ->
-    %% Who is sending past the lane tells it when that is done.
+    %% From here on each sender that has sent past the lane tells the lane.
     ok = trunkline_batches:ticks(false, Batches),
     drained(S#lane{drain = Ref, drained = false});
 control({order, Ref, Mode}, Before) ->

@@ -35,7 +35,7 @@
          nearest = none :: none | nanoseconds()}).   % the shortest recent round trip
 -opaque pace() :: #pace{}.
 
-%% Measured in docs/lab/how-it-works.md.
+%% Measured in docs/lab/tried.md.
 -define(DENSE, 30_000).
 -define(NEAR, 1_000_000).
 -define(FULL, 32).

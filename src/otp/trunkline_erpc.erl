@@ -9,7 +9,8 @@ this one, requests go as those of `erpc` do. So does a call without a timeout, w
 idle, if only few callers call at a time or if its arguments are long.
 
 As with `erpc`, giving up does not stop the execution. A result that comes too late is dropped
-before it reaches the mailbox. A caller waits for room in the lane, and a call's time includes that.
+before it reaches the mailbox. If the lane is full, a caller waits for room, and the timeout of a
+call includes that wait.
 
 A request id of this module is for its functions alone. Ids and collections of `erpc` are taken
 here, too.

@@ -766,7 +766,7 @@ without_lanes(S) ->
 
 plain(S) -> dismiss(again, enter(greeting, path(direct, S))).
 
-%% If it has said goodbye.
+%% Leaves the session, too, if the peer has said goodbye.
 peer_leaves(#session{theirs = none} = S) ->
     S;
 peer_leaves(#session{phase = up} = S) ->

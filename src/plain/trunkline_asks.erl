@@ -96,7 +96,7 @@ answered(noproc, _, _, _, A) -> A;
 answered({no, _}, _, _, _, A) -> A;
 answered(_, Ref, Sender, To, A) -> grant(Ref, Sender, To, A).
 
-%% Whom the questions are about whose senders do not wait any more.
+%% The addressees in the questions whose senders do not wait any more.
 -spec late(IsAlive :: fun((sender()) -> boolean()), asks()) -> [to()].
 late(IsAlive, #asks{pending = Pending}) ->
     [To || {Who, To, _} <- maps:values(Pending), Who =:= late orelse not IsAlive(Who)].

@@ -70,8 +70,8 @@ session(Request, Node) when element(1, Request) =:= call, is_pid(element(2, Requ
 session(_, _) ->
     none.
 
-%% The answer to that question, which may be about a request. When the calling process asked, it was
-%% that time, and that session.
+%% Keeps the answer to a question as a lease, if it was about a request. The pair has the time when
+%% the calling process asked, and an inlet of the session at that time.
 -spec keep(trunkline_in_turn:answer(), trunkline_in_turn:addressee(), node(),
            {milliseconds(), Inlet :: pid() | none}) -> ok.
 keep(Answer, Request, Node, {Asked, Inlet}) when is_pid(Inlet) ->

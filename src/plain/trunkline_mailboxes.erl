@@ -85,8 +85,8 @@ new() -> #mailboxes{table = ets:new(?MODULE, [public])}.
 -spec table(mailboxes()) -> table().
 table(#mailboxes{table = Table}) -> Table.
 
-%% Whether the mailbox is on the heap of the process that gets what is sent so. (One that waits for
-%% an outcome does not care for the place of it in its mailbox.)
+%% Whether the receiver's mailbox is known to be on the heap. (A process that waits for an outcome
+%% takes it out of its mailbox, wherever it is there.)
 -spec known(trunkline_in_turn:addressee(), mailboxes()) -> known().
 known({reply, _}, _) ->
     go;

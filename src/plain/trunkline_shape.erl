@@ -43,7 +43,7 @@
 -define(FEW_ATOMS, 2).
 %% A binary of so many bytes, or more, is not copied into a lane.
 -define(SHARED, 65).
-%% A binary of so many bytes, or more, is most of the message.
+%% A message with a binary of so many bytes, or more, counts as one of binaries.
 -define(ALONE, 4096).
 
 %% Bytes of a long list. A shorter one is measured.
