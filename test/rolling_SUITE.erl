@@ -9,14 +9,16 @@
 -export([start_patient/0, start_watching/1, downs/1]).
 -export([what_the_old_knows/1]).
 -export([exchanged/1, lane_counts/1, inboxes/1, servers/1, old_stops/1, upgraded_one_by_one/1,
-         upgraded_in_place/1, new_takes_the_name_of_old/1, joined_and_left/1]).
+         upgraded_in_place/1, new_takes_the_name_of_old/1, joined_and_left/1,
+         kept_for_old_senders/1]).
 
 -define(DEADLINE, 60_000).
 
 suite() -> [{timetrap, {minutes, 15}}].
 
 all() -> [what_the_old_knows, exchanged, lane_counts, inboxes, servers, old_stops,
-          upgraded_one_by_one, upgraded_in_place, new_takes_the_name_of_old, joined_and_left].
+          upgraded_one_by_one, upgraded_in_place, new_takes_the_name_of_old, joined_and_left,
+          kept_for_old_senders].
 
 %% Compiles that release, as it was.
 init_per_suite(Config) ->
@@ -281,6 +283,20 @@ upgraded_in_place(Config) ->
     ?assertEqual(0, streams:finish(Loads, ?DEADLINE)),
     exchange:both_ways(A, B),
     cluster:stop_all([A, B]).
+
+%% While the code of a running node is replaced, module by module, senders in the old code call
+%% these functions of the new code.
+kept_for_old_senders(_) ->
+    {module, _} = code:ensure_loaded(trunkline_inboxes),
+    {module, _} = code:ensure_loaded(trunkline_sender),
+    ?assertEqual([], [F || {M, N, Arity} = F <- [{trunkline_inboxes, enter, 3},
+                                                 {trunkline_inboxes, cancel, 2},
+                                                 {trunkline_inboxes, is_bounded, 1},
+                                                 {trunkline_inboxes, is_refusing, 1},
+                                                 {trunkline_sender, hand_over, 3},
+                                                 {trunkline_sender, hand_over, 5},
+                                                 {trunkline_sender, fallback, 1}],
+                           not erlang:function_exported(M, N, Arity)]).
 
 %% At the node: what is loaded of the one version is loaded from the other. What that one does not
 %% have goes last: until then somebody calls it.

@@ -35,6 +35,7 @@
 -behaviour(gen_server).
 
 -export([start_link/0, has_spoken/1]).
+-export([enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([register/1, register_again/2, take_name_back/2, held/3, met/2, full/2, renamed/1,
          senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -76,6 +77,20 @@ start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 %% That node runs Trunkline, and its capabilities are known now.
 -spec has_spoken(node()) -> ok.
 has_spoken(Node) -> gen_server:cast(?MODULE, {has_spoken, Node}).
+
+%% --- for senders in code of release 0.5.0, while that is replaced -------------------
+
+-spec enter(key(), term(), infinity | nosuspend) -> trunkline_bounded:entered().
+enter(Key, Message, Patience) -> trunkline_inbox_rows:enter(Key, Message, Patience).
+
+-spec cancel(Keeper :: pid(), Wrapped :: term()) -> ok.
+cancel(Keeper, Wrapped) -> trunkline_inbox_rows:cancel(Keeper, Wrapped).
+
+-spec is_bounded(key()) -> boolean().
+is_bounded(Key) -> trunkline_inbox_rows:is_bounded(Key).
+
+-spec is_refusing(key()) -> boolean().
+is_refusing(Key) -> trunkline_inbox_rows:is_refusing(Key).
 
 %% --- for inboxes ------------------------------------------------------------------
 
