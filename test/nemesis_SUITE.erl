@@ -593,13 +593,14 @@ settle(#{nodes := Nodes, senders := All} = C) ->
                 end, Nodes),
     Results = lists:append(maps:values(Stopped)),
     Sent = lists:foldl(fun maps:merge/2, #{}, [Log || #{log := Log} <- Results]),
-    #{received := Received, missing := Missing, odd := OddMessages} = arrived(Sent, C, 10),
+    #{received := Received, missing := Missing, odd := OddMessages, late := Late} =
+        arrived(Sent, C, 10),
     Odd = lists:append([O || #{odd := O} <- Results]) ++ OddMessages,
     Reasons = lists:foldl(fun(R, Sum) -> maps:merge_with(fun(_, M, N) -> M + N end, R, Sum) end,
                           #{}, [R || #{reasons := R} <- Results]),
     Orders = [{Key, nemesis_check:order(Runs)} || {Key, Runs} <- maps:to_list(Received)],
     Doubled = [{Key, D} || {Key, #{doubled := [_ | _] = D}} <- Orders],
-    Disordered = [{Key, D, around(D, maps:get(Key, Received))}
+    Disordered = [{Key, D, around(D, maps:get(Key, Received)), proplists:get_all_values(Key, Late)}
                   || {{_, {_, Name}, _} = Key, #{disordered := [_ | _] = D}} <- Orders,
                      Name =/= e, not may_be_overtaken(Key, C)],
     Counted = counted(C),
@@ -652,12 +653,13 @@ around([Run | _], Runs) ->
 %% What is executed by processes of its own may still come.
 arrived(Sent, #{nodes := Nodes} = C, Tries) ->
     Logs = [cluster:call(Node, nemesis_traffic, logs, []) || #{node := Node} <- maps:values(Nodes)],
-    Received = maps:from_list(lists:append([Log || {Log, _} <- Logs])),
+    Received = maps:from_list(lists:append([Log || {Log, _, _} <- Logs])),
     Missing = missing(Sent, Received, C),
     case maps:values(Missing) of
         [_ | _] when Tries > 0 -> receive after 100 -> arrived(Sent, C, Tries - 1) end;
         _ -> #{received => Received, missing => Missing,
-               odd => lists:append([Odd || {_, Odd} <- Logs])}
+               odd => lists:append([Odd || {_, Odd, _} <- Logs]),
+               late => lists:append([Late || {_, _, Late} <- Logs])}
     end.
 
 %% #{{From, To} => how many}, between those that are still there. What is executed elsewhere, and

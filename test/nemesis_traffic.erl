@@ -63,11 +63,12 @@ start_destination(Id, Name, Incarnation, End) ->
 %% #{Destination => where it is}, for the senders of this node.
 publish(Directory) -> persistent_term:put(?DIRECTORY, Directory).
 
-%% [{Key, Runs in the order of arrival}], and what was wrong with single messages.
+%% [{Key, Runs in the order of arrival}], what was wrong with single messages, and what is known of
+%% those that came behind later ones.
 logs() ->
-    {Logs, Odd} = lists:unzip([gen_server:call(Name, log, ?STUCK)
-                               || Name <- [p1, p2, nemesis_log, nemesis_events_log, e]]),
-    {lists:append(Logs), lists:append(Odd)}.
+    {Logs, Odd, Late} = lists:unzip3([gen_server:call(Name, log, ?STUCK)
+                                      || Name <- [p1, p2, nemesis_log, nemesis_events_log, e]]),
+    {lists:append(Logs), lists:append(Odd), lists:append(Late)}.
 
 %% A process that does nothing but pass on what it gets, under a name that others take after it.
 keep_named(Log, Away) ->
@@ -96,13 +97,13 @@ restart_named(Away) ->
     Keeper ! {restart, Away, self()},
     receive {Keeper, restarted} -> ok end.
 
--record(log, {destination, incarnation, ended, runs = #{}, newest = #{}, odd = []}).
+-record(log, {destination, incarnation, ended, runs = #{}, newest = #{}, odd = [], late = []}).
 
 init({Destination, Incarnation, End}) ->
     {ok, #log{destination = Destination, incarnation = Incarnation, ended = End}}.
 
 handle_call(log, _, #log{runs = Runs, odd = Odd} = S) ->
-    {reply, {[{Key, lists:reverse(R)} || {Key, R} <- maps:to_list(Runs)], Odd}, S};
+    {reply, {[{Key, lists:reverse(R)} || {Key, R} <- maps:to_list(Runs)], Odd, S#log.late}, S};
 handle_call(alias, _, S) ->
     {reply, alias(), S};
 handle_call({Note, Bytes, Message}, From, S) ->
@@ -131,7 +132,11 @@ got({n, Time, Form, Entries, Seed, Make, Payload}, #log{destination = Destinatio
                       %% from one that has ended, behind something of its successor
                       ++ [{stale, Key, N, Newer} || Theirs < Newest, element(2, Destination) =/= e]
                       ++ [{too_late, Key, N} || is_integer(S#log.ended), Time < S#log.ended], S),
-            S1#log{newest = (S1#log.newest)#{From => if
+            Took = os:system_time(microsecond) - Time,
+            S1#log{late = [{Key, #{n => N, sent_to => Form, make => Make, microseconds => Took}}
+                           || [{_, Last} | _] <- [maps:get(Key, S#log.runs, [])], Last > N]
+                       ++ S#log.late,
+                   newest = (S1#log.newest)#{From => if
                                                          Theirs > Newest -> {Theirs, 1};
                                                          Theirs =:= Newest -> {Newest, Newer + 1};
                                                          true -> {Newest, Newer}
