@@ -4,11 +4,13 @@
 
 -include_lib("common_test/include/ct.hrl").
 -include_lib("stdlib/include/assert.hrl").
+-include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
          losses_of_long_terms_add_up/1, losses_of_thin_traffic_add_up/1, call_while_full/1,
-         larger_than_all_bounds/1, batches_are_small/1, fair/1, killed_senders/1, waiters_gave_up/1,
+         larger_than_all_bounds/1, batches_are_small/1, fair/1, killed_senders/1, slow_sender/1,
+         waiters_gave_up/1,
          binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1,
          waiting_unpacked/1, delegated_replies/1]).
 -export([delegating/2]).
@@ -20,7 +22,8 @@ suite() -> [{timetrap, {minutes, 6}}].
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
           losses_of_long_terms_add_up, losses_of_thin_traffic_add_up, call_while_full,
           larger_than_all_bounds, fair,
-          killed_senders, waiters_gave_up, binaries_do_not_keep_batches, batches_are_small,
+          killed_senders, slow_sender, waiters_gave_up, binaries_do_not_keep_batches,
+          batches_are_small,
           bound_while_connecting, waiting, waiting_unpacked, delegated_replies,
           time_in_lane].
 
@@ -357,6 +360,37 @@ fair(_) ->
                           (lists:sum(Shares) > 10_000 andalso lists:min(Shares) * 5
                                > lists:max(Shares)) orelse {false, Shares}
                   end),
+    cluster:stop_all([A, B]).
+
+%% A sender is between entering the gate and sending, or being refused, at the moment at which the
+%% lane looks for what killed senders have left behind. Its charge is not taken for that.
+slow_sender(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    NodeB = cluster:node_of(B),
+    Charge = trunkline_gate:charge(x),
+    Level = fun() ->
+                    #route{gate = Gate} = trunkline_route:lookup(NodeB),
+                    trunkline_gate:level(Gate, 1)
+            end,
+    Hibernates = fun(Lane) ->
+                         {current_function, F} = process_info(Lane, current_function),
+                         F =:= {erlang, hibernate, 3}
+                 end,
+    Tick = fun() ->
+                   #route{gate = Gate, lanes = {Lane}} = trunkline_route:lookup(NodeB),
+                   cluster:await(fun() -> Hibernates(Lane) end),
+                   ok = trunkline_gate:force(Gate, 1, Charge),
+                   Lane ! {timeout, make_ref(), tick},
+                   HasLooked = fun() -> not Hibernates(Lane) andalso cluster:is_at_rest(Lane) end,
+                   cluster:await(HasLooked),
+                   Gate
+           end,
+    Leave = fun() -> trunkline_gate:leave(Tick(), 1, Charge) end,
+    %% (If the machine is so slow that the lane has looked twice, that says nothing.)
+    cluster:await(fun() -> cluster:call(A, Leave) =:= 0 end),
+    %% And what really has been left behind is taken out.
+    cluster:call(A, Tick),
+    cluster:await(fun() -> cluster:call(A, Level) =:= 0 end),
     cluster:stop_all([A, B]).
 
 %% Senders that are killed while they wait, or between entering and sending, do
