@@ -10,9 +10,8 @@
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
          losses_of_long_terms_add_up/1, losses_of_thin_traffic_add_up/1, call_while_full/1,
          larger_than_all_bounds/1, batches_are_small/1, fair/1, killed_senders/1, slow_sender/1,
-         waiters_gave_up/1,
-         binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1, time_in_lane/1,
-         waiting_unpacked/1, delegated_replies/1]).
+         waiters_gave_up/1, binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1,
+         time_in_lane/1, waiting_unpacked/1, delegated_replies/1]).
 -export([delegating/2]).
 -export([await_blocked/3]).
 
@@ -21,11 +20,9 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
           losses_of_long_terms_add_up, losses_of_thin_traffic_add_up, call_while_full,
-          larger_than_all_bounds, fair,
-          killed_senders, slow_sender, waiters_gave_up, binaries_do_not_keep_batches,
-          batches_are_small,
-          bound_while_connecting, waiting, waiting_unpacked, delegated_replies,
-          time_in_lane].
+          larger_than_all_bounds, fair, killed_senders, slow_sender, waiters_gave_up,
+          binaries_do_not_keep_batches, batches_are_small, bound_while_connecting, waiting,
+          waiting_unpacked, delegated_replies, time_in_lane].
 
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
@@ -372,17 +369,13 @@ slow_sender(_) ->
                     #route{gate = Gate} = trunkline_route:lookup(NodeB),
                     trunkline_gate:level(Gate, 1)
             end,
-    Hibernates = fun(Lane) ->
-                         {current_function, F} = process_info(Lane, current_function),
-                         F =:= {erlang, hibernate, 3}
-                 end,
     Tick = fun() ->
                    #route{gate = Gate, lanes = {Lane}} = trunkline_route:lookup(NodeB),
-                   cluster:await(fun() -> Hibernates(Lane) end),
+                   cluster:await(fun() -> cluster:hibernates(Lane) end),
                    ok = trunkline_gate:force(Gate, 1, Charge),
                    Lane ! {timeout, make_ref(), tick},
-                   HasLooked = fun() -> not Hibernates(Lane) andalso cluster:is_at_rest(Lane) end,
-                   cluster:await(HasLooked),
+                   cluster:await(fun() -> not cluster:hibernates(Lane)
+                                              andalso cluster:is_at_rest(Lane) end),
                    Gate
            end,
     Leave = fun() -> trunkline_gate:leave(Tick(), 1, Charge) end,

@@ -11,8 +11,7 @@
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
          find/2, by_module/1, hold/1, release/0, is_a/2, in_loop/1, writers/1, is_at_rest/1,
-         await_suspended/2,
-         is_awaited/2, agent/2, count_calls/3]).
+         hibernates/1, await_suspended/2, is_awaited/2, agent/2, count_calls/3]).
 -export([break_channels/1, channel_ports/0, tls_connections/0]).
 
 -include("../src/gate/trunkline_route.hrl").
@@ -314,6 +313,10 @@ is_a(Module, Pid) ->
 %% Until that process of A is suspended: its connection is busy.
 await_suspended(A, Pid) ->
     await(fun() -> call(A, erlang, process_info, [Pid, status]) =:= {status, suspended} end).
+
+%% Runs at the node.
+hibernates(Pid) ->
+    process_info(Pid, current_function) =:= {current_function, {erlang, hibernate, 3}}.
 
 %% Whether it has taken everything out of its mailbox. Runs at the node.
 is_at_rest(Pid) ->

@@ -1320,16 +1320,10 @@ give_up(To) ->
     Suspender ! resume,
     ok.
 
-%% (A peer that does not answer at once gives none.)
 lease(To) ->
     Message = {answer, 1, freight:message(1, 1, {rows, 200_000})},
-    Leased = fun() ->
-                     {freight, _, _, _, _} = trunkline:call(To, Message, infinity),
-                     Lease = get({trunkline_lease, node(To)}),
-                     element(1, Lease) =:= lease orelse Lease
-             end,
-    cluster:await(Leased),
-    {lease, To, _, {Lane, Agent, _}} = get({trunkline_lease, node(To)}),
+    Call = fun() -> {freight, _, _, _, _} = trunkline:call(To, Message, infinity) end,
+    {Lane, Agent, _} = traffic:await_lease(To, Call),
     {Lane, Agent}.
 
 announce(To, {Lane, Agent}) ->

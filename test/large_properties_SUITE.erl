@@ -304,10 +304,15 @@ step({arrive, Slot, N}, #model{ways = Ways} = M) ->
         #{} ->
             M
     end;
-step({break, Slot}, #model{fragments = F, ways = Ways, known = Known} = M) ->
+step({break, Slot},
+     #model{fragments = F, reassembly = R, ways = Ways, known = Known, bytes = Bytes} = M) ->
     #{Slot := #way{name = {_, N} = Name, under_way = Lost, arrived = Arrived}} = Ways,
     F1 = trunkline_fragments:cut(Name, Arrived, F),
     F1 = trunkline_fragments:cut(Name, 0, F1),           % who says it again says nothing
+    %% What of incomplete parcels has arrived.
+    true = lists:sum([byte_size(Part) || {arriving, _, Parts} <- maps:values(R),
+                                         Part <- maps:values(Parts)])
+        =:= lists:sum(maps:values(Bytes)),
     M#model{fragments = F1,
             known = lists:foldl(fun lost/2, Known, Lost),
             ways = Ways#{Slot := #way{name = {Slot, N + 1}}}};

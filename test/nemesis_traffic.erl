@@ -132,8 +132,8 @@ got({n, Time, Form, Entries, Seed, Make, Payload}, #log{destination = Destinatio
                       %% from one that has ended, behind something of its successor
                       ++ [{stale, Key, N, Newer} || Theirs < Newest, element(2, Destination) =/= e]
                       ++ [{too_late, Key, N} || is_integer(S#log.ended), Time < S#log.ended], S),
-            Took = os:system_time(microsecond) - Time,
-            S1#log{late = [{Key, #{n => N, sent_to => Form, make => Make, microseconds => Took}}
+            S1#log{late = [{Key, #{n => N, sent_to => Form, make => Make,
+                                   microseconds => os:system_time(microsecond) - Time}}
                            || [{_, Last} | _] <- [maps:get(Key, S#log.runs, [])], Last > N]
                        ++ S#log.late,
                    newest = (S1#log.newest)#{From => if

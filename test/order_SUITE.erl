@@ -390,8 +390,7 @@ given_up(How, To) ->
     ok = ask_and_report(To),
     cluster:await(fun() -> trunkline_bypass:start(Gate, 1, 0, Bypass) end),
     spawn(trunkline, send, [To, other]),
-    Resting = {current_function, {erlang, hibernate, 3}},
-    cluster:await(fun() -> process_info(Lane, current_function) =:= Resting end),
+    cluster:await(fun() -> cluster:hibernates(Lane) end),
     case How of
         late ->
             _ = erlang:send(To, Long),
@@ -613,17 +612,8 @@ lease_of_another_session(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Server = cluster:call(B, erlang, spawn, [?MODULE, serving, []]),
     Request = {call, Server, self(), make_ref()},
-    Start = fun() ->
-                    %% (A peer that does not answer at once gives no lease.)
-                    cluster:await(fun() ->
-                                          ok = trunkline:call(Server, {reply, long()}),
-                                          Lease = get({trunkline_lease, node(Server)}),
-                                          element(1, Lease) =:= lease orelse Lease
-                                  end),
-                    {lease, Server, _, Way} = get({trunkline_lease, node(Server)}),
-                    Way
-            end,
-    {Lane, Agent, Inlet} = cluster:call(A, Start),
+    Call = fun() -> ok = trunkline:call(Server, {reply, long()}) end,
+    {Lane, Agent, Inlet} = cluster:call(A, fun() -> traffic:await_lease(Server, Call) end),
     From = {self(), [[alias | Lane] | {make_ref(), {self(), Server}, Agent}]},
     Keep = fun() ->
                    Asked = {erlang:monotonic_time(millisecond), Inlet},

@@ -7,7 +7,7 @@
 -behaviour(gen_server).
 
 -export([start_receivers/1, received/1, count/1, start_watchers/1, summary/1]).
--export([play_all/1, payload/1, attempt/1]).
+-export([play_all/1, payload/1, attempt/1, await_lease/2]).
 -export([stream/3, trickle/3, drip/3, sent/1, stop_stream/1]).
 -export([fill/0, fill_connection/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -55,6 +55,20 @@ got(Id, N, Got) ->
     end.
 
 %% --- senders ----------------------------------------------------------------
+
+%% Calls the server until the calling process has a lease of it (trunkline_lease), which a peer that
+%% does not answer at once does not give. Returns the lane, the agent and the inlet.
+await_lease(Server, Call) ->
+    Key = {trunkline_lease, node(Server)},
+    cluster:await(fun() ->
+                          _ = Call(),
+                          case get(Key) of
+                              {lease, Server, _, _} -> true;
+                              Other -> {no_lease, Other}
+                          end
+                  end),
+    {lease, Server, _, Way} = get(Key),
+    Way.
 
 %% A script is [{Kind, Receiver, Bytes}]; of a multicast, [Receiver]. Plays scripts at the same
 %% time, and answers when all are through.

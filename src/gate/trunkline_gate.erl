@@ -37,6 +37,7 @@
 -export([with_addressees/2, without_message/1]).
 -export([packed/2, bytes/1, messages/1, is_below/2, is_less_than_a_message/1]).
 -export([enter/5, enter/4, enter_large/4, force/3, leave/3, level/2, fill/2, close/2, open/2]).
+-export([mend/3]).
 -export([path/1, set_path/2, await/3, awaited/2]).
 
 -export_type([gate/0, charge/0, path/0]).
@@ -179,6 +180,20 @@ leave(Gate, Ix, Charge) ->
 -spec level(gate(), pos_integer()) -> integer().
 level(Gate, Ix) ->
     open_level(atomics:get(Gate, ?LEVEL(Ix))).
+
+%% To be called when nothing is behind the gate. A level that is not zero then, and was the same at
+%% the look before, is taken out: a sender has left it behind that was killed between the gate and
+%% the lane. (One look is not enough. It may come while a sender enters, or while one that is
+%% refused takes its charge out again. Then the level would be too low from there on. If a sender
+%% stays there for longer than that, the level goes below zero, and is corrected in the same way.)
+%% `look': what the next look is to be compared with.
+-spec mend(gate(), pos_integer(), Before :: none | integer()) -> exact | mended | {look, integer()}.
+mend(Gate, Ix, Before) ->
+    case level(Gate, Ix) of
+        0 -> exact;
+        Before -> _ = leave(Gate, Ix, Before), mended;
+        Level -> {look, Level}
+    end.
 
 %% The level as senders see it: that of a closed gate is beyond any limit.
 -spec fill(gate(), pos_integer()) -> integer().

@@ -226,21 +226,14 @@ recheck(Ix, Gate, Route, #room{lanes = Lanes} = R) ->
             end
     end.
 
-%% If the level of large messages is the same at two looks, while nothing is in the lanes or under
-%% way, a sender has left it behind that was killed between the gate and the lane (for the lanes'
-%% own levels see trunkline_lane). It takes two looks because a living sender may just be there. If
-%% that sender stays there for so long, the level goes below zero, and is corrected in the same way.
+%% What killed senders have left behind of the level of large messages. (The lanes look after their
+%% own levels.)
 mend(#route{gate = Gate} = Route, #room{lanes = Lanes, rest = Rest} = R) ->
     Bulk = trunkline_route:bulk_ix(Route),
-    Level = trunkline_gate:level(Gate, Bulk),
-    case is_map_key(Bulk, Lanes) andalso Level =/= 0 andalso is_idle(Route) of
-        true when Level =:= Rest ->
-            _ = trunkline_gate:leave(Gate, Bulk, Level),
-            R#room{rest = none};
-        true ->
-            R#room{rest = Level};
-        false ->
-            R#room{rest = none}
+    case is_map_key(Bulk, Lanes) andalso is_idle(Route)
+        andalso trunkline_gate:mend(Gate, Bulk, Rest) of
+        {look, Level} -> R#room{rest = Level};
+        _ -> R#room{rest = none}
     end.
 
 is_idle(#route{stats = Stats} = Route) ->

@@ -145,8 +145,8 @@
          drain = none :: none | reference(),    % tell the link when everything is delivered
          drained = false :: boolean(),          % everything was; see is_closed/1
          active = false :: boolean(),           % since the last tick
-         %% The level at the last tick, if nothing was here. It may have been left behind.
-         behind = 0 :: integer(),
+         %% The level at the last tick, if nothing was here, and it was not zero.
+         rest = none :: none | integer(),
          ticking = false :: boolean()}).
 
 %% The lane number Ix to Node, in mode hold, its alias, and its table of mailboxes. `bulk' is the
@@ -751,7 +751,7 @@ control({looked_through, N}, S) ->
     S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    drained(tick(tick_all(S#lane{behind = 0})));
+    drained(tick(tick_all(S#lane{rest = none})));
 control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
     Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
     before_probe(Before, S#lane{probe = {Sent, 0}});
@@ -948,26 +948,19 @@ tick(Time, #lane{batches = Batches, drain = Drain} = S) ->
     _ = erlang:start_timer(Time, self(), tick),
     S#lane{ticking = true, active = false}.
 
-%% A sender that is killed between entering the gate and sending leaves its charge behind. What the
-%% gate still counts at two ticks in turn, though nothing is here, has been left behind so. (One is
-%% not enough. It may come while a sender enters, or while one that is refused takes its charge out
-%% again. From there on the level would be too low, and the lane would count as drained with a
-%% message in its mailbox.) If a sender is slower than that, the level goes below zero, and is
-%% corrected here, too. Meanwhile the level may be zero although a message is in the lane. So no
-%% sender bypasses the lane until there is nothing to correct.
-quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, mailboxes = Mailboxes,
-            behind = Behind} = S) ->
+%% Nothing has come for a second. A killed sender may have left its charge behind (trunkline_gate).
+%% While the level is wrong it may be zero although a message is in the lane. So no sender bypasses
+%% the lane until there is nothing to correct. (If the level is too low the lane may count as
+%% drained with a message in its mailbox.)
+quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, mailboxes = Mailboxes, rest = Rest} = S) ->
     case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
         andalso trunkline_mailboxes:are_none_known(Mailboxes)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
-        andalso trunkline_gate:level(Gate, Ix) of
-        0 -> rest(exact(true, S#lane{behind = 0}));
-        false -> tick(S#lane{behind = 0});
-        Behind ->
-            _ = trunkline_gate:leave(Gate, Ix, Behind),
-            tick(drained(exact(false, S#lane{behind = 0})));
-        Level ->
-            tick(?LOOK_AGAIN, exact(false, S#lane{behind = Level}))
+        andalso trunkline_gate:mend(Gate, Ix, Rest) of
+        exact -> rest(exact(true, S#lane{rest = none}));
+        false -> tick(S#lane{rest = none});
+        mended -> tick(drained(exact(false, S#lane{rest = none})));
+        {look, Level} -> tick(?LOOK_AGAIN, exact(false, S#lane{rest = Level}))
     end.
 
 exact(Exact, #lane{batches = Batches} = S) ->
