@@ -287,8 +287,8 @@ send(To, Message) ->
 Sends a message, as `erlang:send/3` does.
 
 - `nosuspend`: while the lane to the node, or an inbox, is full, the result is `nosuspend`, and
-  nothing is sent. While Trunkline stops at one of the two nodes, or one drains the other, this
-  waits for up to a second.
+  nothing is sent. While Trunkline starts or stops at one of the two nodes, or one drains the other,
+  this waits for up to a second.
 - `noconnect`: if the node is not connected the result is `noconnect`, and nothing is sent. While a
   connection is being made for earlier messages, the message is kept, too, and the result is `ok`.
 - `priority` (OTP 28): `erlang:send/3` sends the message. It may overtake others, and be overtaken.

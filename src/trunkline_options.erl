@@ -292,7 +292,7 @@ quantity(Value, Units) when is_list(Value); is_binary(Value) ->
         {N, Rest} = string:to_integer(string:trim(unicode:characters_to_list(Value))),
         N * maps:get(string:lowercase(string:trim(Rest)), Units)
     catch
-        error:_ -> error             % not a text, no number, or no such unit
+        error:_ -> error             % not a string, no number, or no such unit
     end;
 quantity(Value, _) ->
     Value.
@@ -317,14 +317,14 @@ are_valid(Module, Options) ->
                                   end
                           end, maps:to_list(Options)).
 
-%% An address, or a text that is one.
+%% An address, or a string that is one.
 -spec ip_address(term()) -> inet:ip_address() | error.
 ip_address(Value) when is_list(Value); is_binary(Value) ->
     try inet:parse_strict_address(unicode:characters_to_list(Value)) of
         {ok, Address} -> Address;
         {error, einval} -> error
     catch
-        error:_ -> error             % not a text
+        error:_ -> error             % not a string
     end;
 ip_address(Value) ->
     case inet:is_ip_address(Value) of
@@ -386,8 +386,8 @@ offered(congestion_control) ->
         [] -> "";
         Names -> [": ", lists:join(", ", Names)]
     end;
-offered({size, _, _}) -> ", in bytes, or as a text with the unit B, KB, MB or GB";
-offered({time, _, _}) -> ", in ms, or as a text with the unit ms, s, min, h or d";
+offered({size, _, _}) -> ", in bytes, or as a string with the unit B, KB, MB or GB";
+offered({time, _, _}) -> ", in ms, or as a string with the unit ms, s, min, h or d";
 offered(_) -> "".
 
 %% A value as people write it.

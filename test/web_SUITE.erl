@@ -225,7 +225,7 @@ arguments(Config) ->
          ?assertEqual(nomatch, string:find(io_lib:format("~p ~ts", [Stack, Text]), "horse"))
      end || {Options, Said} <-
                 [{#{password => "horse"},
-                  "option password must be a text of at least 8 characters"},
+                  "option password must be a string of at least 8 characters"},
                  {#{port => 65536, password => "correct horse"},
                   "option port is 65536, but must be an integer from 0 to 65535"},
                  {#{pasword => <<"correct horse">>},

@@ -48,7 +48,7 @@ options(_) ->
       fun(Address) -> trunkline_options:ip_address(Address) =/= error end},
      {port, "an integer from 0 to 65535",
       fun(Port) -> is_integer(Port) andalso Port >= 0 andalso Port < 65536 end},
-     {password, io_lib:format("a text of at least ~b characters", [?SHORTEST]),
+     {password, io_lib:format("a string of at least ~b characters", [?SHORTEST]),
       fun(Password) -> password(Password) =/= error end}].
 
 password(Password) when is_list(Password); is_binary(Password) ->
