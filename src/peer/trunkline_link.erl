@@ -52,7 +52,8 @@
          asking = none :: none | reference(),        % whether the node is gone
          speaker :: pid(),
          watched = #{} :: #{trunkline_session:role() => reference()},
-         timers = #{} :: #{atom() => {reference(), What :: term()}},
+         timers = #{} :: #{atom() => reference()},
+         patience = none :: none | trunkline_patience:patience(),    % while it leaves or drains
          started = none :: none | trunkline_session:event(),   % the session's next event
          %% Lanes that have not carried out their last order yet.
          order = none :: none | {reference(), [pid()]},
@@ -256,15 +257,14 @@ message({measured, Ref, RoundTrip}, #link{reach = Reach} = D) ->
     reached(trunkline_reach:measured(Ref, RoundTrip, Reach), D);
 
 %% Does anything move by the distribution, while this link leaves or drains?
-message({moved, Bytes}, #link{timers = #{patience := {Timer, Patience}} = Timers} = D) ->
-    Heard = trunkline_patience:heard(Bytes, now_ms(), Patience),
-    D#link{timers = Timers#{patience := {Timer, Heard}}};
-
-message({moved, _}, D) ->
+message({moved, _}, #link{patience = none} = D) ->
     D;                                             % it does not any more
+message({moved, Bytes}, #link{patience = Patience} = D) ->
+    D#link{patience = trunkline_patience:heard(Bytes, now_ms(), Patience)};
+
 message({timeout, Ref, Name}, #link{timers = Timers} = D) ->
     case Timers of
-        #{Name := {Ref, What}} -> timeout(Name, What, D#link{timers = maps:remove(Name, Timers)});
+        #{Name := Ref} -> timeout(Name, D#link{timers = maps:remove(Name, Timers)});
         #{} -> D
     end;
 message(Unexpected, D) ->
@@ -284,26 +284,26 @@ inlet_ended(more, D) -> end_together(D).
 end_together(#link{inlets = Inlets, timers = Timers} = D) ->
     D#link{inlets = trunkline_inlets:end_together(is_map_key(together, Timers), Inlets)}.
 
-timeout(recheck, _, #link{route = Route, room = Room} = D) ->
+timeout(recheck, #link{route = Route, room = Room} = D) ->
     D1 = D#link{room = trunkline_room:recheck(Route, Room)},
     case trunkline_room:is_awaited(D1#link.room) of
         true -> timer(recheck, ?RECHECK, D1);
         false -> D1
     end;
-timeout(ping, _, #link{reach = Reach} = D) ->
+timeout(ping, #link{reach = Reach} = D) ->
     reached(trunkline_reach:ping(Reach), D);
-timeout(look, _, #link{reach = Reach} = D) ->
+timeout(look, #link{reach = Reach} = D) ->
     Reach1 = trunkline_reach:look(Reach),
     wake([T || {look, _} = T <- trunkline_reach:timers(Reach1)], D#link{reach = Reach1});
-timeout(together, _, D) ->
+timeout(together, D) ->
     end_together(D);
-timeout(lost, _, D) ->
+timeout(lost, D) ->
     lost(D);
-timeout(log_lost, _, D) ->
+timeout(log_lost, D) ->
     log_lost(D);
-timeout(patience, Patience, D) ->
-    patience(Patience, D);
-timeout(Name, _, D) ->
+timeout(patience, D) ->
+    patience(D);
+timeout(Name, D) ->
     step({timeout, Name}, D).
 
 -spec terminate(term(), #link{}) -> ok.
@@ -402,9 +402,9 @@ carry_out({count, Field}, #link{stats = Stats} = D) ->
     trunkline_stats:add(Stats, peer, Field, 1),
     came(Field, D);
 carry_out({patience, start}, #link{stats = Stats} = D) ->
-    timer(patience, 0, trunkline_patience:new(progress(Stats), now_ms()), D);
+    timer(patience, 0, D#link{patience = trunkline_patience:new(progress(Stats), now_ms())});
 carry_out({patience, cancel}, D) ->
-    cancel(patience, D);
+    cancel(patience, D#link{patience = none});
 carry_out({timer, Name, Time}, D) ->
     timer(Name, Time, D);
 carry_out({answer, Ref, Result}, D) ->
@@ -523,15 +523,13 @@ reached(Reach, #link{session = Session} = D) ->
 
 wake(Timers, D) -> lists:foldl(fun({Name, Time}, D1) -> timer(Name, Time, D1) end, D, Timers).
 
-timer(Name, Time, D) -> timer(Name, Time, none, D).
-
-timer(Name, Time, What, D) ->
+timer(Name, Time, D) ->
     #link{timers = Timers} = D1 = cancel(Name, D),
-    D1#link{timers = Timers#{Name => {erlang:start_timer(Time, self(), Name), What}}}.
+    D1#link{timers = Timers#{Name => erlang:start_timer(Time, self(), Name)}}.
 
 cancel(Name, #link{timers = Timers} = D) ->
     case maps:take(Name, Timers) of
-        {{Ref, _}, Timers1} ->
+        {Ref, Timers1} ->
             _ = erlang:cancel_timer(Ref),
             D#link{timers = Timers1};
         error ->
@@ -540,15 +538,15 @@ cancel(Name, #link{timers = Timers} = D) ->
 
 %% Whether to wait longer while leaving. A separate process asks how much has moved: with TLS yet
 %% another process has to answer, and it may be busy.
-patience(Patience, #link{node = Node, stats = Stats} = D) ->
+patience(#link{node = Node, stats = Stats, patience = Patience} = D) ->
     case trunkline_patience:look(progress(Stats), now_ms(), Patience) of
         {again, Time, Patience1} ->
             Link = self(),
             Ask = fun() -> Link ! {moved, trunkline_socket:moved(Node)} end,
             _ = trunkline_process:start(fun() -> spawn(Ask) end),
-            timer(patience, Time, Patience1, D);
+            timer(patience, Time, D#link{patience = Patience1});
         stalled ->
-            step(stalled, D)
+            step(stalled, D#link{patience = none})
     end.
 
 now_ms() -> erlang:monotonic_time(millisecond).

@@ -231,21 +231,21 @@
          peer = none :: none | #peer{},
          capabilities :: [trunkline_handshake:capability()],
          %% Our lanes; their last order, and whether they have carried it out; our request that the
-         %% peer open inlets for them, and the inlets that it has opened.
+         %% peer open inlets for them, and its inlets.
          lanes = none :: none | {layout(), [pid()]},
          path = direct :: trunkline_gate:path(),
          is_held = false :: boolean(),               % `wait', only since a request waits
          mode = hold :: hold | direct | absent | send,
          is_ready = true :: boolean(),
-         opening = none :: none | reference(),
-         opened = none :: none | {Inlets :: [pid()], Dock :: pid()},
+         our_open = none :: none | reference(),
+         their_inlets = none :: none | {Inlets :: [pid()], Dock :: pid()},
          %% The peer's lanes, and our inlets for them.
-         wanted = none :: none | {reference(), [pid()]},
-         inlets = none :: none | {[pid()], Dock :: pid()},
+         their_open = none :: none | {reference(), [pid()]},
+         our_inlets = none :: none | {[pid()], Dock :: pid()},
          is_finishing = false :: boolean(),          % inlets of earlier sessions are left
          %% Goodbyes that have not been answered: ours, and the peer's.
-         ours = none :: none | reference(),
-         theirs = none :: none | reference() | answered,
+         our_goodbye = none :: none | reference(),
+         their_goodbye = none :: none | reference() | answered,
          %% While it is suspended: how long to wait before the next attempt to connect; and whether
          %% there is a new connection.
          pause = ?PAUSE :: pos_integer(),
@@ -390,10 +390,10 @@ event({open, Link, Name, Ref, Lanes}, #session{name = Name, peer = #peer{link = 
 event({open, _, _, _, _}, S) ->
     S;
 event({opened, Ref, Inlets, Dock},
-      #session{phase = opening, opening = Ref, opened = none,
+      #session{phase = opening, our_open = Ref, their_inlets = none,
                peer = #peer{agreement = #{lanes := N}}} = S) when length(Inlets) =:= N ->
-    proceed(S#session{opened = {Inlets, Dock}});
-event({opened, Ref, Inlets, _}, #session{opening = Ref, opened = {Others, _}} = S)
+    proceed(S#session{their_inlets = {Inlets, Dock}});
+event({opened, Ref, Inlets, _}, #session{our_open = Ref, their_inlets = {Others, _}} = S)
   when Inlets =/= Others ->
     %% The peer began again, and what it said of that was lost.
     event({nodeup, S#session.connection, S#session.is_audience},
@@ -403,16 +403,16 @@ event({opened, _, _, _}, S) ->
 
 %% Goodbyes.
 event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}} = S)
-  when S#session.opened =/= none orelse S#session.is_resumed,
+  when S#session.their_inlets =/= none orelse S#session.is_resumed,
        Phase =:= opening orelse Phase =:= up orelse Phase =:= closing ->
     %% (If `opened' was lost with a connection the peer says it again.)
-    peer_leaves(S#session{theirs = Ref});
+    peer_leaves(S#session{their_goodbye = Ref});
 event({goodbye, Link, Ref}, #session{phase = suspended, peer = #peer{link = Link}} = S) ->
-    S#session{theirs = Ref};           % the peer has resumed before us
+    S#session{their_goodbye = Ref};    % the peer has resumed before us
 event({goodbye, Link, Ref}, S) ->
     say(Link, {goodbye_ok, Ref}, S);
-event({goodbye_ok, Ref}, #session{phase = closing, ours = Ref} = S) ->
-    closing(S#session{ours = none});
+event({goodbye_ok, Ref}, #session{phase = closing, our_goodbye = Ref} = S) ->
+    closing(S#session{our_goodbye = none});
 event({goodbye_ok, _}, S) ->
     S;
 
@@ -438,7 +438,7 @@ event({started, lanes, Lanes}, #session{phase = opening, path = Path, is_held = 
                     true -> lanes
                  end, S1));
 event({started, inlets, Inlets}, #session{phase = opening} = S) ->
-    proceed(say_opened(S#session{inlets = Inlets}));
+    proceed(say_opened(S#session{our_inlets = Inlets}));
 event({started, trunk}, #session{phase = opening} = S) ->
     be_up(S);
 event({system_limit, _}, S) ->
@@ -527,7 +527,8 @@ stalled(S) ->
     reopen(S).
 
 %% Senders go on, up to the bound of the lanes, unless the peer was told that the lanes are empty,
-reopen(#session{phase = closing, path = wait, theirs = Theirs} = S) when Theirs =/= answered ->
+reopen(#session{phase = closing, path = wait, their_goodbye = Theirs} = S)
+  when Theirs =/= answered ->
     path(lanes, S);
 reopen(S) ->
     S.
@@ -652,7 +653,7 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
     case {trunkline_handshake:agree(Ours, Hello), Peer} of
         {{error, malformed}, #peer{}} ->
             effect({refused, malformed, Hello}, S);        % no link says that
-        {_, #peer{link = Link}} when S#session.inlets =/= none ->
+        {_, #peer{link = Link}} when S#session.our_inlets =/= none ->
             %% The same link, in another session. It may have our inlets, which end now. So it has
             %% to hear that ours is another session, too.
             event(setelement(5, Event, true), (peer_link_down(S))#session{name = make_ref()});
@@ -696,29 +697,29 @@ proceed(#session{lanes = Lanes, mode = Mode, path = Path} = S) ->
         _ -> order(direct, wait(S))
     end.
 
-open(#session{opening = none} = S) ->
-    open(say_open(S#session{opening = make_ref()}));
+open(#session{our_open = none} = S) ->
+    open(say_open(S#session{our_open = make_ref()}));
 open(#session{mode = direct} = S) ->
     %% A server may reply to a request of the new session before the lanes may send.
     order(hold, S);
-open(#session{wanted = {_, Lanes}, inlets = none, is_finishing = false} = S) ->
+open(#session{their_open = {_, Lanes}, our_inlets = none, is_finishing = false} = S) ->
     effect({start, {inlets, Lanes, window(S)}}, S);
-open(#session{opened = {_, Dock}, inlets = {_, _}} = S) ->
+open(#session{their_inlets = {_, Dock}, our_inlets = {_, _}} = S) ->
     effect({start, {trunk, Dock}}, S);
 open(S) ->
     S.
 
-be_up(#session{opened = {Inlets, _}} = S) ->
+be_up(#session{their_inlets = {Inlets, _}} = S) ->
     S1 = order({send, Inlets, window(S), sent(S)}, S#session{has_met = true}),
     peer_leaves(dismiss(again, enter(up, effect({count, sessions}, path(lanes, S1))))).
 
 %% The peer names its lanes. It may ask again, if it does not know whether we have heard it.
-wanted(Ref, Lanes, #session{wanted = {Ref, Lanes}, inlets = {_, _}} = S) ->
+wanted(Ref, Lanes, #session{their_open = {Ref, Lanes}, our_inlets = {_, _}} = S) ->
     say_opened(S);
-wanted(Ref, Lanes, #session{phase = opening, inlets = none,
+wanted(Ref, Lanes, #session{phase = opening, our_inlets = none,
                             peer = #peer{agreement = #{lanes := N}}} = S)
   when length(Lanes) =:= N ->
-    proceed(S#session{wanted = {Ref, Lanes}});
+    proceed(S#session{their_open = {Ref, Lanes}});
 wanted(_, _, S) ->
     S.
 
@@ -767,7 +768,7 @@ without_lanes(S) ->
 plain(S) -> dismiss(again, enter(greeting, path(direct, S))).
 
 %% Leaves the session, too, if the peer has said goodbye.
-peer_leaves(#session{theirs = none} = S) ->
+peer_leaves(#session{their_goodbye = none} = S) ->
     S;
 peer_leaves(#session{phase = up} = S) ->
     closing(enter(closing, order(drain, path(wait, S))));
@@ -800,7 +801,7 @@ farewell({drain, _}, #session{phase = greeting} = S) ->
 farewell(_, #session{peer = #peer{link = Link}, mode = send, phase = Phase} = S) ->
     #session{config = #{link := Self}} = S,
     Ref = make_ref(),
-    S1 = say(Link, {goodbye, Self, Ref}, wait(S#session{ours = Ref})),
+    S1 = say(Link, {goodbye, Self, Ref}, wait(S#session{our_goodbye = Ref})),
     case Phase of
         closing -> S1;
         _ -> order(drain, S1)
@@ -816,9 +817,10 @@ closing(#session{path = lanes} = S) ->
     wait_again(S);
 closing(#session{is_ready = false} = S) ->
     S;
-closing(#session{theirs = Theirs, peer = #peer{link = Link}} = S) when is_reference(Theirs) ->
-    closing(say(Link, {goodbye_ok, Theirs}, S#session{theirs = answered}));
-closing(#session{ours = none} = S) ->
+closing(#session{their_goodbye = Theirs, peer = #peer{link = Link}} = S)
+  when is_reference(Theirs) ->
+    closing(say(Link, {goodbye_ok, Theirs}, S#session{their_goodbye = answered}));
+closing(#session{our_goodbye = none} = S) ->
     delivered(S);
 closing(S) ->
     S.
@@ -864,10 +866,11 @@ be_drained(S) -> enter(drained, watch_supervisor(dismiss(again, path(direct, S))
 %% retire.
 end_session(_, #session{peer = none} = S) ->
     S;
-end_session(How, #session{inlets = Inlets, opened = Opened, is_finishing = IsFinishing} = S) ->
-    S1 = (unwatch(peer, S))#session{peer = none, opening = none, opened = none, wanted = none,
-                                    inlets = none, ours = none, theirs = none, is_resumed = false},
-    case {How, Inlets, Opened} of
+end_session(How, #session{our_inlets = Ours, their_inlets = Theirs} = S) ->
+    S1 = (unwatch(peer, S))#session{peer = none, our_open = none, their_inlets = none,
+                                    their_open = none, our_inlets = none, our_goodbye = none,
+                                    their_goodbye = none, is_resumed = false},
+    case {How, Ours, Theirs} of
         {retire, {_, _}, {Counterparts, _}} ->
             effect({end_session, {retire, Counterparts}}, S1#session{is_finishing = true});
         _ ->
@@ -876,7 +879,7 @@ end_session(How, #session{inlets = Inlets, opened = Opened, is_finishing = IsFin
                       _ -> finish
                   end,
             effect({end_session, End},
-                   S1#session{is_finishing = IsFinishing orelse Inlets =/= none})
+                   S1#session{is_finishing = S#session.is_finishing orelse Ours =/= none})
     end.
 
 %% --- effects --------------------------------------------------------------
@@ -907,14 +910,14 @@ decline(#session{is_audience = false} = S) ->
 decline(#session{config = #{link := Link, hello := Hello}} = S) ->
     say(links, {hello, Link, make_ref(), trunkline_handshake:no_hello(Hello), false}, S).
 
-say_open(#session{config = #{link := Link}, opening = Ref, opened = none, lanes = {_, Lanes},
+say_open(#session{config = #{link := Link}, our_open = Ref, their_inlets = none, lanes = {_, Lanes},
                   peer = #peer{session = Name}} = S) when Ref =/= none ->
     say(links, {open, Link, Name, Ref, Lanes}, S);
 say_open(S) ->
     S.
 
-say_opened(#session{wanted = {Ref, _}, inlets = {Inlets, Dock}, peer = #peer{link = Link}} = S) ->
-    say(Link, {opened, Ref, Inlets, Dock}, S).
+say_opened(#session{their_open = {Ref, _}, our_inlets = {Inlets, Dock}, peer = Peer} = S) ->
+    say(Peer#peer.link, {opened, Ref, Inlets, Dock}, S).
 
 watch(Role, Whom, S) -> effect({watch, Role, Whom}, S).
 
