@@ -595,6 +595,7 @@ settle(#{nodes := Nodes, senders := All} = C) ->
     Sent = lists:foldl(fun maps:merge/2, #{}, [Log || #{log := Log} <- Results]),
     #{received := Received, missing := Missing, odd := OddMessages, late := Late} =
         arrived(Sent, C, 10),
+    Missing =:= #{} orelse ct:log("missing: ~0p", [missing_runs(Sent, Received, C)]),
     Odd = lists:append([O || #{odd := O} <- Results]) ++ OddMessages,
     Reasons = lists:foldl(fun(R, Sum) -> maps:merge_with(fun(_, M, N) -> M + N end, R, Sum) end,
                           #{}, [R || #{reasons := R} <- Results]),
@@ -665,11 +666,16 @@ arrived(Sent, #{nodes := Nodes} = C, Tries) ->
 %% #{{From, To} => how many}, between those that are still there. What is executed elsewhere, and
 %% what is sent to a name that is free, is not counted anywhere.
 missing(Sent, Received, C) ->
-    Pairs = [{{From, To}, sum(nemesis_check:missing(Runs, maps:get(Key, Received, [])))}
-             || {{{{From, _, _}, {To, Name}, _} = Key, sent}, Runs} <- maps:to_list(Sent),
-                is_alive(Key, C), Name =/= n, Name =/= e orelse is_good(C)],
-    lists:foldl(fun({Pair, N}, Sum) -> maps:update_with(Pair, fun(M) -> M + N end, N, Sum) end,
-                #{}, [Some || {_, N} = Some <- Pairs, N > 0]).
+    lists:foldl(fun({{{From, _, _}, {To, _}, _}, Runs}, Sum) ->
+                        N = sum(Runs),
+                        maps:update_with({From, To}, fun(M) -> M + N end, N, Sum)
+                end, #{}, missing_runs(Sent, Received, C)).
+
+missing_runs(Sent, Received, C) ->
+    [{Key, Runs} || {{{_, {_, Name}, _} = Key, sent}, All} <- maps:to_list(Sent),
+                    is_alive(Key, C), Name =/= n, Name =/= e orelse is_good(C),
+                    Runs <- [nemesis_check:missing(All, maps:get(Key, Received, []))],
+                    Runs =/= []].
 
 sum(Runs) -> lists:sum([Last - First + 1 || {First, Last} <- Runs]).
 

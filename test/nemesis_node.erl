@@ -127,13 +127,15 @@ counters() ->
                 ++ persistent_term:get(?KEPT, [])).
 
 %% #{Node => {{queued, unconfirmed, crashed, unreachable} on the way there, fallbacks, large
-%% messages from there that were broken}}
+%% messages from there that were broken}}. (Fallbacks before there were lanes to a node are counted
+%% together, for all nodes.)
 counted() ->
+    Early = trunkline_sender:fallbacks(),
     lists:foldl(fun({Node, Stats}, Sums) ->
                         #{lost_queued := Q, lost_unconfirmed := U, lost_crashed := C,
                           lost_unreachable := N, fallbacks := F, large_broken := B} =
                             trunkline_stats:read(Stats, peer),
-                        {{Q0, U0, C0, N0}, F0, B0} = maps:get(Node, Sums, {{0, 0, 0, 0}, 0, 0}),
+                        {{Q0, U0, C0, N0}, F0, B0} = maps:get(Node, Sums, {{0, 0, 0, 0}, Early, 0}),
                         Sums#{Node => {{Q0 + Q, U0 + U, C0 + C, N0 + N}, F0 + F, B0 + B}}
                 end, #{}, counters()).
 
