@@ -20,9 +20,12 @@
 %%       ^                                     │ waits until its messages have been delivered
 %%       └──────────────── 'DOWN' ─────────────┘
 %%
-%% As with erpc, the function runs in a process of its own, with the caller's group leader. After
-%% the outcome the executor ends with an exit reason that is not `normal', so that processes that
-%% the function has linked to itself end with it, also as with erpc. The reason is the caller's
+%% As with erpc, the function runs in a process of its own, with the caller's group leader. Functions
+%% of erpc that are exported for rpc execute it, and tell what the caller sees, so that exceptions
+%% and stacks are those of erpc.
+%%
+%% After the outcome the executor ends with an exit reason that is not `normal', so that processes
+%% that the function has linked to itself end with it, also as with erpc. The reason is the caller's
 %% alias for this outcome, which the function does not know. So it distinguishes this end from any
 %% other, and from that of another executor that ends because it was linked to this one.
 -module(trunkline_executor).
@@ -30,9 +33,6 @@
 
 -export([start/2, run/2, is_done/2]).
 -export([execute_call/4, is_by_lane/2]).
-
-%% More arguments than a function can have.
--define(MAX_ARITY, 255).
 
 %% The calling process is an inlet, and monitors the executor of a call. If anything is wrong with
 %% the message, the new process fails, not the inlet.
@@ -60,15 +60,7 @@ is_done(Caller, Reason) -> Reason =:= Caller.
 -spec run(trunkline_command:apply(), Message :: term()) -> term().
 run({apply, nobody, Leader}, {M, F, A}) ->
     true = group_leader(Leader, self()),
-    try
-        apply(M, F, A)
-    catch
-        error:Reason:Stack ->
-            case is_too_many(Reason, A) of
-                true -> error({erpc, Reason});
-                false -> error({exception, {Reason, trim(Stack, M, F, A)}})
-            end
-    end;
+    erpc:execute_cast(M, F, A);
 run({apply, Caller, Leader}, MFA) ->
     run(Caller, {reply, Caller}, Leader, MFA);
 run({apply, Caller, Leader, Pid}, MFA) ->
@@ -78,17 +70,9 @@ run({apply, Caller, Leader, Pid}, MFA) ->
 run(Caller, Reply, Leader, {M, F, A}) ->
     true = group_leader(Leader, self()),
     Outcome = try
-                  {ok, apply(M, F, A)}
+                  erpc:execute_call(Caller, M, F, A)
               catch
-                  throw:Term ->
-                      {throw, Term};
-                  exit:Reason ->
-                      {exit, {exception, Reason}};
-                  error:Reason:Stack ->
-                      case is_too_many(Reason, A) of
-                          true -> {error, {erpc, Reason}};
-                          false -> {error, {exception, Reason, trim(Stack, M, F, A)}}
-                      end
+                  exit:Reason -> result(Caller, Reason)
               end,
     ok = without_links(),
     case trunkline_sender:hand_over(node(Caller), Reply, Outcome, infinity, noconnect) of
@@ -100,6 +84,12 @@ run(Caller, Reply, Leader, {M, F, A}) ->
             ok
     end,
     exit(Caller).
+
+%% What the caller would see of this exit reason, if erpc had started the executor.
+result(Caller, Reason) ->
+    try {ok, erpc:call_result(down, Caller, Caller, Reason)}
+    catch Class:Of -> {Class, Of}
+    end.
 
 %% Started by the distribution. The mark is an alias of the caller.
 -spec execute_call(Mark :: reference(), module(), Function :: atom(), Args :: [term()]) ->
@@ -133,23 +123,3 @@ outcome(false, Mark, Outcome) ->
 %% been delivered, or is lost.
 -spec is_by_lane(Mark :: reference(), ExitReason :: term()) -> boolean().
 is_by_lane(Mark, Reason) -> Reason =:= {Mark, by_lane}.
-
-%% Whether there are too many arguments. The function may cause a system_limit, too.
-is_too_many(system_limit, A) when length(A) > ?MAX_ARITY -> true;
-is_too_many(_, _) -> false.
-
-%% The stack down to the requested function, without Trunkline's own frames below it. If the frame
-%% of the function is missing, as after a tail call, it is added.
-trim(Stack, M, F, A) ->
-    case lists:splitwith(fun(Frame) -> not is_own(Frame) end, Stack) of
-        {_, []} -> Stack;                    % deeper than what the system keeps of a stack
-        {[], _} -> [{M, F, A, []}];
-        {[{M, F, A, _}] = Frames, _} -> Frames;
-        {Frames, _} -> with_base(lists:last(Frames), Frames, M, F, A)
-    end.
-
-with_base({M, F, Arity, _}, Frames, M, F, A) when Arity =:= length(A) -> Frames;
-with_base(_, Frames, M, F, A) when length(A) >= 0 -> Frames ++ [{M, F, length(A), []}];
-with_base(_, Frames, _, _, _) -> Frames.     % an improper list
-
-is_own(Frame) -> element(1, Frame) =:= ?MODULE andalso element(2, Frame) =:= run.
