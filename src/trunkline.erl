@@ -31,19 +31,21 @@ Timeouts are in milliseconds, sizes in bytes. `options/0` says what can be confi
 
 -export([send/2, send/3, cast/2, multicast/2, multicast/3]).
 -export([call/2, call/3, multi_call/2, multi_call/3, multi_call/4, abcast/2, abcast/3]).
--export([send_request/2, send_request/4, wait_response/2, wait_response/3,
-         receive_response/2, receive_response/3, check_response/2, check_response/3]).
--export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 -export([monitor/1, monitor/2, demonitor/1, demonitor/2, exit/2]).
 -export([drain/0, drain/1, drain/2]).
 -export([info/0, info/1, options/0, await_up/2]).
 -export([advise/0, advise/1, compare/1, compare/2]).
 
--export_type([destination/0, server_ref/0, request_id/0, request_id_collection/0, response/0,
-              response_timeout/0]).
--export_type([send_option/0, info/0, peer_info/0, lane_info/0, large_info/0, batches_info/0,
-              option_info/0, drain_error/0]).
+-export_type([destination/0, send_option/0, info/0, peer_info/0, lane_info/0, large_info/0,
+              batches_info/0, option_info/0, drain_error/0]).
 -export_type([advise_options/0, advice/0, compare_options/0, comparison/0, compare_error/0]).
+
+-define(OTP, "gen_server").
+-define(LABEL, '$gen_call').
+-define(SINCE, <<"0.1.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
+-define(RESPONSE(Response), Response).
+-include("trunkline_requests.hrl").
 
 -doc "
 Where a message can go: a pid, an alias, a port, a registered name of this node, or a registered
@@ -430,13 +432,6 @@ call(ServerRef, Request, Timeout) ->
                         {?MODULE, call, [ServerRef, Request, Timeout]}).
 
 -include("trunkline_multi_call.hrl").
-
--define(OTP, "gen_server").
--define(LABEL, '$gen_call').
--define(SINCE, <<"0.1.0">>).
--define(SINCE_IDS, <<"0.5.0">>).
--define(RESPONSE(Response), Response).
--include("trunkline_requests.hrl").
 
 -doc "
 Monitors a process: `monitor(process, Process)`.

@@ -5,7 +5,20 @@
 %% releases that have a request's id, and collections of these; and RESPONSE(Result), what the
 %% module makes of what trunkline_call answers. If all requests have one label, LABEL; if what is
 %% asked is no server, EVENTS, and the types of what it is and what it answers.
+%%
+%% A module includes this after its own exports, and before its own functions.
+-ifdef(LABEL).
+-export([send_request/2, send_request/4]).
+-endif.
+-export([wait_response/2, wait_response/3, receive_response/2, receive_response/3,
+         check_response/2, check_response/3]).
+-export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
+
+-export_type([request_id/0, request_id_collection/0, response/0, response_timeout/0]).
+
 -ifndef(EVENTS).
+-export_type([server_ref/0]).
+
 -doc "
 What `gen_server:call/2` takes: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via,
 Module, Name}`.

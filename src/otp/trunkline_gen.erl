@@ -23,11 +23,13 @@ the way on which its request came.
 
 -include("../trunkline_errors.hrl").
 
--export([call/3, call/4, send_request/3, send_request/5, wait_response/2, wait_response/3,
-         receive_response/2, receive_response/3, check_response/2, check_response/3]).
--export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
+-export([call/3, call/4, send_request/3, send_request/5]).
 
--export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
+-define(OTP, "gen").
+-define(SINCE, <<"0.6.0">>).
+-define(SINCE_IDS, <<"0.6.0">>).
+-define(RESPONSE(Response), Response).
+-include("../trunkline_requests.hrl").
 
 -doc "
 Calls a server and waits up to 5,000 milliseconds for its reply, as `gen:call/3` does. The result is
@@ -86,9 +88,3 @@ result is the new collection.
           request_id_collection().
 send_request(Process, Tag, Request, Label, ReqIds) ->
     trunkline_call:send_request(Process, Tag, Request, Label, ReqIds).
-
--define(OTP, "gen").
--define(SINCE, <<"0.6.0">>).
--define(SINCE_IDS, <<"0.6.0">>).
--define(RESPONSE(Response), Response).
--include("../trunkline_requests.hrl").

@@ -20,12 +20,16 @@ ok
 -export([notify/2, sync_notify/2, call/3, call/4]).
 -export([add_handler/3, add_sup_handler/3, delete_handler/3, swap_handler/3, swap_sup_handler/3,
          which_handlers/1]).
--export([send_request/3, send_request/5, wait_response/2, wait_response/3,
-         receive_response/2, receive_response/3, check_response/2, check_response/3]).
--export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
+-export([send_request/3, send_request/5]).
 
--export_type([emgr_ref/0, handler/0, request_id/0, request_id_collection/0, response/0,
-              response_timeout/0]).
+-export_type([emgr_ref/0, handler/0]).
+
+-define(OTP, "gen_event").
+-define(EVENTS, true).
+-define(SINCE, <<"0.5.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
+-define(RESPONSE(Response), plain_error(Response)).
+-include("../trunkline_requests.hrl").
 
 -doc "
 An event manager: a pid, a registered name, `{Name, Node}`, `{global, Name}` or `{via, Module,
@@ -219,13 +223,6 @@ The result is the new collection.
           request_id_collection().
 send_request(Manager, Handler, Query, Label, ReqIds) ->
     trunkline_call:send_request(Manager, self(), {call, Handler, Query}, Label, ReqIds).
-
--define(OTP, "gen_event").
--define(EVENTS, true).
--define(SINCE, <<"0.5.0">>).
--define(SINCE_IDS, <<"0.5.0">>).
--define(RESPONSE(Response), plain_error(Response)).
--include("../trunkline_requests.hrl").
 
 plain_error({reply, {error, _} = Error}) -> Error;
 plain_error({{reply, {error, _} = Error}, Label, ReqIds}) -> {Error, Label, ReqIds};

@@ -22,11 +22,13 @@ by lane. `gen_server:stop/1,3` remain OTP's.
 -include("../trunkline_errors.hrl").
 
 -export([call/2, call/3, cast/2, multi_call/2, multi_call/3, multi_call/4, abcast/2, abcast/3]).
--export([send_request/2, send_request/4, wait_response/2, wait_response/3,
-         receive_response/2, receive_response/3, check_response/2, check_response/3]).
--export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
 
--export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
+-define(OTP, "gen_server").
+-define(LABEL, '$gen_call').
+-define(SINCE, <<"0.5.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
+-define(RESPONSE(Response), Response).
+-include("../trunkline_requests.hrl").
 
 -doc "
 Calls a server and waits up to 5,000 milliseconds for its reply, as `gen_server:call/2` does, and
@@ -71,10 +73,3 @@ ok
 -doc #{since => <<"0.5.0">>}.
 -spec cast(server_ref(), term()) -> ok.
 cast(ServerRef, Request) -> trunkline:cast(ServerRef, Request).
-
--define(OTP, "gen_server").
--define(LABEL, '$gen_call').
--define(SINCE, <<"0.5.0">>).
--define(SINCE_IDS, <<"0.5.0">>).
--define(RESPONSE(Response), Response).
--include("../trunkline_requests.hrl").

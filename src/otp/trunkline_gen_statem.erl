@@ -15,16 +15,17 @@ ok
 
 -include("../trunkline_errors.hrl").
 
--export([call/2, call/3, cast/2]).
--export([send_request/2, send_request/4, wait_response/1, wait_response/2, wait_response/3,
-         receive_response/1, receive_response/2, receive_response/3, check_response/2,
-         check_response/3]).
--export([reqids_new/0, reqids_size/1, reqids_add/3, reqids_to_list/1]).
-
--export_type([server_ref/0, request_id/0, request_id_collection/0, response/0, response_timeout/0]).
+-export([call/2, call/3, cast/2, wait_response/1, receive_response/1]).
 
 %% ms: the runtime system takes no longer timeout.
 -define(LONGEST, 16#ffffffff).
+
+-define(OTP, "gen_statem").
+-define(LABEL, '$gen_call').
+-define(SINCE, <<"0.5.0">>).
+-define(SINCE_IDS, <<"0.5.0">>).
+-define(RESPONSE(Response), Response).
+-include("../trunkline_requests.hrl").
 
 -doc "
 Calls a server and waits for its reply without a limit in time, as `gen_statem:call/2` does, and
@@ -106,10 +107,3 @@ does.
 -spec receive_response(request_id()) -> response().
 receive_response(RequestId) ->
     ?NAMED(badarg, [RequestId], trunkline_call:receive_response(RequestId, infinity)).
-
--define(OTP, "gen_statem").
--define(LABEL, '$gen_call').
--define(SINCE, <<"0.5.0">>).
--define(SINCE_IDS, <<"0.5.0">>).
--define(RESPONSE(Response), Response).
--include("../trunkline_requests.hrl").
