@@ -467,32 +467,24 @@ send_request(Node, M, F, A, Label, Collection) when ?IS_CALL(Node, M, F, A), is_
 send_request(Node, M, F, A, Label, Collection) ->
     ?BAD([Node, M, F, A, Label, Collection]).
 
+request(Node, M, F, A) when Node =:= node() ->
+    erpc:send_request(Node, M, F, A);
 request(Node, M, F, A) ->
-    case watch(Node, infinity) of
-        Inlet when is_pid(Inlet) ->
-            Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            Command = case trunkline_peers:can(Node, turn) of
+    Command = fun(Ref) ->
+                      case trunkline_peers:can(Node, turn) of
                           true -> {apply, Ref, group_leader(), self()};
                           false -> {apply, Ref, group_leader()}
-                      end,
-            case trunkline_sender:hand_over(Node, Command, {M, F, A}) of
-                ok ->
-                    {Ref, lane};
-                Refused ->
-                    demonitor(Ref, [flush]),
-                    request_without(Refused, Node, M, F, A)
-            end;
-        Refused ->
-            request_without(Refused, Node, M, F, A)
+                      end
+              end,
+    case trunkline_call:request(Node, Command, {M, F, A}) of
+        {ok, Ref} ->
+            {Ref, lane};
+        direct ->
+            ok = fallback(Node),
+            erpc:send_request(Node, M, F, A);
+        unreachable ->
+            {trunkline_call:failed(self(), noconnection), lane}
     end.
-
-request_without(direct, Node, M, F, A) ->
-    ok = fallback(Node),
-    erpc:send_request(Node, M, F, A);
-request_without(unreachable, _, _, _, _) ->
-    Ref = make_ref(),
-    self() ! {'DOWN', Ref, process, self(), noconnection},
-    {Ref, lane}.
 
 -doc "
 Waits for the result of a request without a limit in time. See `receive_response/2`.

@@ -19,7 +19,7 @@
 -export([call/4, call/5]).
 -export([send_request/3, send_request/5, reqids_add/3, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
--export([watch/2, submit/6]).
+-export([watch/2, submit/6, request/3, failed/2]).
 
 -export_type([request_id/0, request_id_collection/0]).
 
@@ -149,16 +149,16 @@ send_request(ServerRef, Label, Request) ->
 request_at(Node, _, Process, Label, Request) when Node =:= node() ->
     plain(Process, Label, Request);
 request_at(Node, Server, Process, Label, Request) ->
-    case request(Node, Server, Label, Request) of
+    case request(Node, fun(Ref) -> command(Server, Ref, Label) end, Request) of
+        {ok, Ref} ->
+            {Ref, Node, Server};
         direct ->
             trunkline_sender:fallback(Node),
             Id = plain(Process, Label, Request),
             ok = trunkline_in_turn:sent_direct(Node),
             Id;
         unreachable ->
-            failed(Process, noconnection);
-        Id ->
-            Id
+            failed(Process, noconnection)
     end.
 
 -spec send_request(server_ref(), label(), term(), trunkline_reqids:label(),
@@ -173,12 +173,16 @@ reqids_add(Id, Label, Ids) when ?IS_BY_LANE(Id) ->
 reqids_add(Id, Label, Ids) when is_reference(Id) -> trunkline_reqids:add(Id, Id, Label, Ids);
 reqids_add(_, _, _) -> error(badarg).
 
-request(Node, Server, Label, Request) ->
+%% Sends a request by lane, with a command that names the reference to which the answer comes. It
+%% waits for room without a time limit, and not for the answer.
+-spec request(node(), fun((reference()) -> trunkline_lane:to()), Message :: term()) ->
+          {ok, reference()} | direct | unreachable.
+request(Node, Command, Message) ->
     case watch(Node, infinity) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request) of
-                ok -> {Ref, Node, Server};
+            case trunkline_sender:hand_over(Node, Command(Ref), Message) of
+                ok -> {ok, Ref};
                 Refused -> demonitor(Ref, [flush]), Refused
             end;
         Refused ->
@@ -214,6 +218,7 @@ submit(_, Ref, Node, Name, Request, Patience) ->
     end.
 
 %% Nothing was sent. A 'DOWN' message tells the caller when it waits for the response.
+-spec failed(Object :: term(), Reason :: term()) -> reference().
 failed(Object, Reason) ->
     Ref = make_ref(),
     self() ! {'DOWN', Ref, process, Object, Reason},
