@@ -17,8 +17,9 @@
 -define(AWAITED, 10_000).
 -define(HIBERNATE, 500).
 
-%% The processes that the stand-in depends on.
--record(stand_in, {watched :: #{pid() => reference()}}).
+%% The processes that the stand-in depends on now. It ends with the last of them. It also monitors
+%% those on which it has depended before.
+-record(stand_in, {watched :: [pid()]}).
 
 %% Starts a stand-in for the calling link. `none': no process could be started.
 -spec start() -> pid() | none.
@@ -50,23 +51,23 @@ init(Link) ->
     ok = trunkline_process:outlive(self()),
     {ok, watch([Link])}.
 
-watch(Pids) -> #stand_in{watched = maps:from_list([{Pid, monitor(process, Pid)} || Pid <- Pids])}.
+watch(Pids) ->
+    lists:foreach(fun(Pid) -> monitor(process, Pid) end, Pids),
+    #stand_in{watched = Pids}.
 
 -spec handle_call(term(), gen_server:from(), #stand_in{}) -> {reply, {error, badarg}, #stand_in{}}.
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #stand_in{}) -> {noreply, #stand_in{}} | {stop, normal, #stand_in{}}.
-handle_cast({session, Inlets}, S) ->
+handle_cast({session, Inlets}, _) ->
     look(),
-    ok = unwatch(S),
     {noreply, watch(Inlets)};
 handle_cast({plain, Node}, S) ->
     %% Monitoring a node that is not connected would connect it.
     case trunkline_process:is_connected(Node) of
         true ->
             look(),
-            ok = unwatch(S),
             true = monitor_node(Node, true),
             {noreply, watch([])};
         false ->
@@ -78,13 +79,10 @@ handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
-unwatch(#stand_in{watched = Watched}) ->
-    lists:foreach(fun(Monitor) -> demonitor(Monitor, [flush]) end, maps:values(Watched)).
-
 -spec handle_info(term(), #stand_in{}) -> {noreply, #stand_in{}} | {stop, normal, #stand_in{}}.
 handle_info({'DOWN', _, process, Pid, _}, #stand_in{watched = Watched} = S) ->
-    case maps:remove(Pid, Watched) of
-        Left when map_size(Left) =:= 0 -> {stop, normal, S};
+    case lists:delete(Pid, Watched) of
+        [] when Watched =/= [] -> {stop, normal, S};
         Left -> {noreply, S#stand_in{watched = Left}}
     end;
 handle_info({nodedown, _}, S) ->
