@@ -18,8 +18,6 @@
 
 -export_type([advice/0]).
 
--type options() :: #{time => 1..60_000,              % ms to look
-                     nodes => [node()]}.             % default: all that are visible
 -type per_second() :: float().
 -type figures() ::
         #{node := node(),
@@ -67,7 +65,7 @@
 -define(TURN, 200).
 
 %% Observes for some time, prints the advice, and returns it.
--spec advise(options()) -> [advice()].
+-spec advise(trunkline:advise_options()) -> [advice()].
 advise(Options) ->
     Time = maps:get(time, Options, ?TIME),
     Nodes = maps:get(nodes, Options, all),

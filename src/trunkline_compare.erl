@@ -13,9 +13,6 @@
 
 -export_type([report/0, error/0]).
 
--type options() :: #{time => 1000..10_000,             % ms in all
-                     bytes => pos_integer(),           % of large messages in all
-                     force => boolean()}.              % also on a busy system
 -type result() :: #{plain := [number()], lane := [number()],
                     ratio := float(),                  % of medians
                     clear := boolean()}.               % the two ranges do not overlap
@@ -51,7 +48,7 @@
 %% if Trunkline does not run here (`stopped') or messages to that node do not go by lane
 %% (`no_trunkline') or do not any more (`drained'), without a connection (`noconnection'), and on a
 %% busy system (`busy'). It gives up (`timeout') on a node that does not respond.
--spec compare(node(), options()) -> {ok, report()} | {error, error()}.
+-spec compare(node(), trunkline:compare_options()) -> {ok, report()} | {error, error()}.
 compare(Node, Options) ->
     Self = self(),
     {Pid, Ref} = spawn_monitor(fun() ->

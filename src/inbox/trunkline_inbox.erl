@@ -142,17 +142,20 @@ do. See `start_link/3`.
 -doc #{since => <<"0.4.0">>}.
 -spec start_link(gen_server:server_name(), module(), Args :: term(), Options :: list()) ->
           {ok, pid()} | ignore | {error, term()}.
-start_link({local, Name}, Module, Args, Options)
-  when is_atom(Name), is_atom(Module), length(Options) >= 0 ->
-    start({local, Name}, Module, Args, Options);
-start_link({global, Name}, Module, Args, Options) when is_atom(Module), length(Options) >= 0 ->
-    start({global, Name}, Module, Args, Options);
-start_link({via, Registry, Name}, Module, Args, Options)
-  when is_atom(Registry), is_atom(Module), length(Options) >= 0 ->
-    start({via, Registry, Name}, Module, Args, Options);
 start_link(Name, Module, Args, Options) ->
-    ?NAMED(badarg, [Name, Module, Args, Options],
-           gen_server:start_link(Name, Module, Args, Options)).
+    case is_name(Name) of
+        true when is_atom(Module), length(Options) >= 0 ->
+            start(Name, Module, Args, Options);
+        _ ->
+            ?NAMED(badarg, [Name, Module, Args, Options],
+                   gen_server:start_link(Name, Module, Args, Options))
+    end.
+
+%% As gen_server has them.
+is_name({local, Name}) -> is_atom(Name);
+is_name({global, _}) -> true;
+is_name({via, Registry, _}) -> is_atom(Registry);
+is_name(_) -> false.
 
 start(Name, Module, Args, Options) ->
     {Inbox, Others} = proplists:split(Options, [inbox]),
@@ -211,11 +214,9 @@ Name}`. If a process has that name, the result is `{error, {already_started, Pid
 ".
 -doc #{since => <<"0.4.0">>}.
 -spec open(gen_server:server_name(), options()) -> {ok, Inbox :: pid()} | {error, term()}.
-open({local, Name}, Options) when is_atom(Name) -> open_named({local, Name}, Options);
-open({global, Name}, Options) -> open_named({global, Name}, Options);
-open({via, Registry, Name}, Options) when is_atom(Registry) ->
-    open_named({via, Registry, Name}, Options);
-open(Name, Options) -> ?BAD_ARGUMENT(badarg, [Name, Options]).
+open(Name, Options) ->
+    is_name(Name) orelse ?BAD_ARGUMENT(badarg, [Name, Options]),
+    open_named(Name, Options).
 
 open_named(Name, Options) ->
     case check(Options, ?PROCESS) of
