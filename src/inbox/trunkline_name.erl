@@ -32,14 +32,7 @@ take({via, Module, Name}) ->
 %% Unregisters the name, whichever process has it. (None may have it any more.)
 -spec give_back(name()) -> ok.
 give_back(none) -> ok;
-give_back({local, Name}) ->
-    try unregister(Name) of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end;
-give_back({global, Name}) -> give_back({via, global, Name});
-give_back({via, Module, Name}) -> _ = Module:unregister_name(Name), ok.
+give_back(Name) -> gen:unregister_name(Name).
 
 %% If it is a name on this node.
 -spec local(name()) -> atom().
