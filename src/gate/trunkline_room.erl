@@ -40,12 +40,15 @@
 %% The counter of such losses.
 -type lost() :: lost_queued | lost_unreachable.
 
+-record(level,
+        {waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
+         scope :: trunkline_stats:scope(),
+         wait_time :: trunkline_wait_time:wait_time(),
+         %% How often the waiting senders have been looked at since one of them could go on.
+         passed = none :: none | {Looks :: pos_integer(), trunkline_gate:gate()}}).
 -record(room,
         {stats :: trunkline_stats:stats(),
-         lanes = #{} :: #{pos_integer() => trunkline_waiters:waiters()},
-         passed = #{} :: #{pos_integer() => {Looks :: pos_integer(), trunkline_gate:gate()}},
-         counts = #{} :: #{pos_integer() => {trunkline_stats:scope(),
-                                             trunkline_wait_time:wait_time()}},
+         levels = #{} :: #{Ix :: pos_integer() => #level{}},
          %% The level of large messages at the last look, if nothing else was there.
          rest = none :: none | integer(),
          session = #{} :: #{reference() => []}}).
@@ -109,34 +112,56 @@ new(Stats) ->
 -spec add(Waiter :: reference(), what(), trunkline_route:route() | none, room()) -> room().
 add(Ref, session, _, #room{session = Session} = R) ->
     R#room{session = Session#{Ref => []}};
-add(Ref, {room, Ix, Bytes, Ticket}, #route{lanes = All}, #room{lanes = Lanes} = R) ->
+add(Ref, {room, Ix, Bytes, Ticket}, #route{lanes = All}, #room{levels = Levels} = R) ->
     Scope = case Ix =< tuple_size(All) of
                 true -> {lane, Ix};
                 false -> peer
             end,
-    Waiters = maps:get(Ix, Lanes, trunkline_waiters:new()),
-    set(Ix, trunkline_waiters:add(Ref, Ticket, Bytes, Waiters), counted_in(Ix, Scope, R)).
+    #level{waiters = Waiters} = Level = level(Ix, Scope, R),
+    Added = trunkline_waiters:add(Ref, Ticket, Bytes, Waiters),
+    R#room{levels = Levels#{Ix => set(Ix, Added, Level)}}.
+
+%% If there are fewer lanes than there were, the level of large messages has another number.
+level(Ix, Scope, #room{stats = Stats, levels = Levels}) ->
+    case Levels of
+        #{Ix := #level{scope = Scope} = Level} ->
+            Level;
+        #{Ix := #level{wait_time = Before} = Level} ->
+            _ = trunkline_wait_time:set(0, Before),
+            Level#level{scope = Scope, wait_time = wait_time(Stats, Scope)};
+        #{} ->
+            #level{scope = Scope, wait_time = wait_time(Stats, Scope)}
+    end.
+
+wait_time(Stats, peer) ->
+    trunkline_wait_time:new(Stats, peer, {large_waiting, large_wait_time});
+wait_time(Stats, Lane) ->
+    trunkline_wait_time:new(Stats, Lane, {waiting, wait_time}).
 
 -spec remove(Waiter :: reference(), what(), room()) -> room().
 remove(Ref, session, #room{session = Session} = R) ->
     R#room{session = maps:remove(Ref, Session)};
-remove(Ref, {room, Ix, _, _}, #room{lanes = Lanes} = R) when is_map_key(Ix, Lanes) ->
-    set(Ix, trunkline_waiters:remove(Ref, maps:get(Ix, Lanes)), R);
+remove(Ref, {room, Ix, _, _}, #room{levels = Levels} = R) when is_map_key(Ix, Levels) ->
+    #{Ix := #level{waiters = Waiters} = Level} = Levels,
+    R#room{levels = Levels#{Ix := set(Ix, trunkline_waiters:remove(Ref, Waiters), Level)}};
 remove(_, _, R) ->
     R.
 
 %% These senders wait at that level.
-set(Ix, Waiters, #room{lanes = Lanes} = R) ->
-    R1 = count(Ix, R#room{lanes = Lanes#{Ix => Waiters}}),
+set(Ix, Waiters, Level) ->
+    Counted = count(Level#level{waiters = Waiters}),
     case trunkline_waiters:is_empty(Waiters) of
-        true -> open(Ix, R1);
-        false -> R1
+        true -> open(Ix, Counted);
+        false -> Counted
     end.
 
+count(#level{waiters = Waiters, wait_time = Time} = Level) ->
+    Level#level{wait_time = trunkline_wait_time:set(trunkline_waiters:size(Waiters), Time)}.
+
 %% (Only the link closes a gate while the path is open.)
-open(Ix, #room{passed = Passed} = R) ->
-    _ = [trunkline_gate:open(Gate, Ix) || #{Ix := {_, Gate}} <- [Passed], is_open(Gate)],
-    R#room{passed = maps:remove(Ix, Passed)}.
+open(Ix, #level{passed = Passed} = Level) ->
+    _ = [trunkline_gate:open(Gate, Ix) || {_, Gate} <- [Passed], is_open(Gate)],
+    Level#level{passed = none}.
 
 is_open(Gate) -> trunkline_route:is_open(trunkline_gate:path(Gate)).
 
@@ -147,93 +172,79 @@ fill(Ix, Gate) ->
         false -> trunkline_gate:fill(Gate, Ix)
     end.
 
-%% The waiting senders have been looked at, and none could go on.
-passed(Ix, Gate, #room{passed = Passed} = R) ->
-    Looks = case Passed of
-                #{Ix := {Before, Gate}} -> Before + 1;
-                #{} -> 1
-            end,
-    _ = Looks >= ?PASSED andalso is_open(Gate) andalso trunkline_gate:close(Gate, Ix),
-    R#room{passed = Passed#{Ix => {Looks, Gate}}}.
-
-%% If there are fewer lanes than there were, the level of large messages has another number.
-counted_in(Ix, Scope, #room{stats = Stats, counts = Counts} = R) ->
-    case Counts of
-        #{Ix := {Scope, _}} ->
-            R;
-        #{} ->
-            _ = [trunkline_wait_time:set(0, Before) || #{Ix := {_, Before}} <- [Counts]],
-            Count = trunkline_wait_time:new(Stats, Scope, fields(Scope)),
-            R#room{counts = Counts#{Ix => {Scope, Count}}}
-    end.
-
-fields(peer) -> {large_waiting, large_wait_time};
-fields({lane, _}) -> {waiting, wait_time}.
-
-count(Ix, #room{counts = Counts, lanes = Lanes} = R) ->
-    #{Ix := {Scope, Count}} = Counts,
-    Waiting = trunkline_waiters:size(maps:get(Ix, Lanes)),
-    R#room{counts = Counts#{Ix := {Scope, trunkline_wait_time:set(Waiting, Count)}}}.
-
 %% Whether any sender waits for room.
 -spec is_awaited(room()) -> boolean().
-is_awaited(#room{lanes = Lanes}) ->
-    not lists:all(fun trunkline_waiters:is_empty/1, maps:values(Lanes)).
+is_awaited(#room{levels = Levels}) ->
+    not lists:all(fun(#level{waiters = Waiters}) -> trunkline_waiters:is_empty(Waiters) end,
+                  maps:values(Levels)).
 
 %% Wakes the senders that fit into lane Ix.
 -spec release(pos_integer(), trunkline_route:route() | none, room()) -> room().
-release(Ix, #route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R)
-  when is_map_key(Ix, Lanes), Ix =< tuple_size(All) + 1 ->
-    Waiters = maps:get(Ix, Lanes),
+release(Ix, #route{lanes = All} = Route, #room{levels = Levels} = R)
+  when is_map_key(Ix, Levels), Ix =< tuple_size(All) + 1 ->
+    R#room{levels = maps:update_with(Ix, fun(Level) -> released(Ix, Route, Level) end, Levels)};
+release(_, _, R) ->
+    R.
+
+released(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
     Limit = trunkline_route:limit(Ix, Route),
     %% First the mark, then the level: if a message leaves in between, the lane sees the mark.
     trunkline_waiters:is_empty(Waiters) orelse trunkline_gate:await(Gate, Ix, true),
     case fill(Ix, Gate) of
-        Level when Level < Limit div 2 ->
-            R1 = open(Ix, R),
-            Room = trunkline_gate:bytes(Limit - Level),
-            {Released, Waiters1} = trunkline_waiters:release(Room, Waiters),
+        Fill when Fill < Limit div 2 ->
+            Opened = open(Ix, Level),
+            Room = trunkline_gate:bytes(Limit - Fill),
+            {Released, Left} = trunkline_waiters:release(Room, Waiters),
             lists:foreach(fun(Waiter) -> tell(again, Waiter) end, Released),
-            trunkline_waiters:is_empty(Waiters1) andalso trunkline_gate:await(Gate, Ix, false),
-            set(Ix, Waiters1, R1);
+            trunkline_waiters:is_empty(Left) andalso trunkline_gate:await(Gate, Ix, false),
+            set(Ix, Left, Opened);
         _ ->
-            count(Ix, R)
-    end;
-release(_, _, R) ->
-    R.
+            count(Level)
+    end.
 
 %% Called from time to time, for all lanes.
 -spec recheck(trunkline_route:route() | none, room()) -> room().
 recheck(none, R) ->
     R;
-recheck(#route{gate = Gate, lanes = All} = Route, #room{lanes = Lanes} = R0) ->
-    R = mend(Route, R0),
-    lists:foldl(fun(Ix, R1) when Ix =< tuple_size(All) + 1 -> recheck(Ix, Gate, Route, R1);
-                   (_, R1) -> R1
-                end, R, maps:keys(Lanes)).
+recheck(#route{lanes = All} = Route, #room{levels = Levels} = R) ->
+    Rest = mend(Route, R),
+    R#room{rest = Rest,
+           levels = maps:map(fun(Ix, Level) when Ix =< tuple_size(All) + 1 ->
+                                     recheck(Ix, Route, Level);
+                                (_, Level) ->
+                                     Level
+                             end, Levels)}.
 
-recheck(Ix, Gate, Route, #room{lanes = Lanes} = R) ->
-    #{Ix := Waiters} = Lanes,
+recheck(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
     case fill(Ix, Gate) =< 0 of
         true ->
-            set(Ix, tell_all(again, Waiters), R);
+            set(Ix, tell_all(again, Waiters), Level);
         false ->
-            #room{lanes = #{Ix := Waiters1}} = R1 = release(Ix, Route, R),
-            case trunkline_waiters:size(Waiters1) =:= trunkline_waiters:size(Waiters)
+            #level{waiters = Left} = Released = released(Ix, Route, Level),
+            case trunkline_waiters:size(Left) =:= trunkline_waiters:size(Waiters)
                 andalso not trunkline_waiters:is_empty(Waiters) of
-                true -> passed(Ix, Gate, R1);
-                false -> R1
+                true -> passed(Ix, Gate, Released);
+                false -> Released
             end
     end.
 
+%% The waiting senders have been looked at, and none could go on.
+passed(Ix, Gate, #level{passed = Passed} = Level) ->
+    Looks = case Passed of
+                {Before, Gate} -> Before + 1;
+                _ -> 1
+            end,
+    _ = Looks >= ?PASSED andalso is_open(Gate) andalso trunkline_gate:close(Gate, Ix),
+    Level#level{passed = {Looks, Gate}}.
+
 %% What killed senders have left behind of the level of large messages. (The lanes look after their
 %% own levels.)
-mend(#route{gate = Gate} = Route, #room{lanes = Lanes, rest = Rest} = R) ->
+mend(#route{gate = Gate} = Route, #room{levels = Levels, rest = Rest}) ->
     Bulk = trunkline_route:bulk_ix(Route),
-    case is_map_key(Bulk, Lanes) andalso is_idle(Route)
+    case is_map_key(Bulk, Levels) andalso is_idle(Route)
         andalso trunkline_gate:mend(Gate, Bulk, Rest) of
-        {look, Level} -> R#room{rest = Level};
-        _ -> R#room{rest = none}
+        {look, Level} -> Level;
+        _ -> none
     end.
 
 is_idle(#route{stats = Stats} = Route) ->
@@ -244,10 +255,12 @@ is_idle(#route{stats = Stats} = Route) ->
 %% Ends all waiting: the senders should try `again', or their messages were for a
 %% node that is gone.
 -spec dismiss(again | {gone, lost()}, room()) -> room().
-dismiss(Answer, #room{lanes = Lanes, session = Session} = R) ->
+dismiss(Answer, #room{levels = Levels, session = Session} = R) ->
     lists:foreach(fun(Ref) -> tell(Answer, {Ref, new}) end, maps:keys(Session)),
-    maps:fold(fun(Ix, Waiters, R1) -> set(Ix, tell_all(Answer, Waiters), R1) end,
-              R#room{session = #{}}, Lanes).
+    R#room{session = #{},
+           levels = maps:map(fun(Ix, #level{waiters = Waiters} = Level) ->
+                                     set(Ix, tell_all(Answer, Waiters), Level)
+                             end, Levels)}.
 
 tell_all(Answer, Waiters) ->
     {All, None} = trunkline_waiters:release_all(Waiters),

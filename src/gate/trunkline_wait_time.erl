@@ -1,12 +1,13 @@
 %% How many senders wait for the same thing now, and for how long all senders have waited for it:
-%% two counters of a peer, kept by the process at which they wait.
+%% two counters of a peer, kept by the process at which they wait. Things of the same kind may share
+%% a pair of counters, which then have the sums.
 %%
 %% The counters are read without asking that process. So it has to keep the time up to date while
 %% senders wait: with set/2 when their number changes, and otherwise from time to time.
 -module(trunkline_wait_time).
 -moduledoc false.
 
--export([new/3, set/2, refresh/1, size/1]).
+-export([new/3, set/2, refresh/1]).
 
 -export_type([wait_time/0]).
 
@@ -32,11 +33,8 @@ set(Waiting, #wait_time{stats = Stats, scope = Scope, fields = {Gauge, Time}, wa
                         since = Since} = W) ->
     Now = erlang:monotonic_time(microsecond),
     Before =:= 0 orelse trunkline_stats:add(Stats, Scope, Time, Before * (Now - Since)),
-    Before =:= Waiting orelse trunkline_stats:put(Stats, Scope, Gauge, Waiting),
+    Before =:= Waiting orelse trunkline_stats:add(Stats, Scope, Gauge, Waiting - Before),
     W#wait_time{waiting = Waiting, since = Now}.
 
 -spec refresh(wait_time()) -> wait_time().
 refresh(#wait_time{waiting = Waiting} = W) -> set(Waiting, W).
-
--spec size(wait_time()) -> non_neg_integer().
-size(#wait_time{waiting = Waiting}) -> Waiting.

@@ -57,6 +57,8 @@
         {keys :: [key()],
          is_introduced = false :: boolean(),       % by a node of 0.5.0, not in a visit
          waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
+         %% While senders wait for an inbox of a peer: with the peer's other inboxes.
+         wait_time = none :: none | trunkline_wait_time:wait_time(),
          %% ms: since when the inbox has held less than what is outstanding, and when that was last
          %% seen.
          missing = none :: none | {Since :: integer(), Seen :: integer()}}).
@@ -67,9 +69,7 @@
          guests = trunkline_guests:new() :: trunkline_guests:guests(),
          hosts = trunkline_hosts:new() :: trunkline_hosts:hosts(),
          %% Nodes of release 0.5.0.
-         old = #{} :: #{node() => []},
-         %% Other nodes with inboxes for which senders wait.
-         waits = #{} :: #{node() => trunkline_wait_time:wait_time()}}).
+         old = #{} :: #{node() => []}}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -265,46 +265,50 @@ timer(Name, Time, #state{timers = Timers} = S) ->
 
 update(Keeper, #account{waiters = Waiters} = Account, #state{accounts = Accounts} = S) ->
     #{Keeper := #account{waiters = Before}} = Accounts,
-    More = trunkline_waiters:size(Waiters) - trunkline_waiters:size(Before),
-    count(Keeper, More, S#state{accounts = Accounts#{Keeper := Account}}).
+    case {trunkline_waiters:size(Before), trunkline_waiters:size(Waiters)} of
+        {Waiting, Waiting} ->
+            S#state{accounts = Accounts#{Keeper := Account}};
+        {_, Waiting} ->
+            Counted = counted(Waiting, Keeper, Account),
+            timer(refresh, ?REFRESH, S#state{accounts = Accounts#{Keeper := Counted}})
+    end.
 
-%% More senders wait for that inbox: fewer if More is negative.
-count(_, 0, S) ->
-    S;
-count(Keeper, _, #state{accounts = Accounts} = S) when node(Keeper) =:= node() ->
-    case {trunkline_own_inboxes:stats(Keeper), Accounts} of
-        {Stats, #{Keeper := #account{waiters = Waiters}}} when Stats =/= none ->
-            ok = trunkline_inbox_stats:waiting(Stats, trunkline_waiters:size(Waiters));
-        _ ->
-            ok                               % the inbox has ended
+%% So many senders wait for that inbox now.
+counted(Waiting, Keeper, Account) when node(Keeper) =:= node() ->
+    case trunkline_own_inboxes:stats(Keeper) of
+        none -> ok;                          % the inbox has ended
+        Stats -> ok = trunkline_inbox_stats:waiting(Stats, Waiting)
     end,
-    S;
-count(Keeper, More, #state{waits = Waits} = S) when is_map_key(node(Keeper), Waits) ->
-    Node = node(Keeper),
-    #{Node := Wait} = Waits,
-    N = max(0, trunkline_wait_time:size(Wait) + More),
-    Wait1 = trunkline_wait_time:set(N, Wait),
-    S#state{waits = if N =:= 0 -> maps:remove(Node, Waits);
-                       true -> Waits#{Node := Wait1}
-                    end};
-count(Keeper, More, #state{waits = Waits} = S) when More > 0 ->
-    Node = node(Keeper),
-    case trunkline_peers:lookup(Node) of
+    Account;
+counted(0, _, #account{wait_time = none} = Account) ->
+    Account;
+counted(0, _, #account{wait_time = Time} = Account) ->
+    _ = trunkline_wait_time:set(0, Time),
+    Account#account{wait_time = none};
+counted(Waiting, Keeper, #account{wait_time = none} = Account) ->
+    case trunkline_peers:lookup(node(Keeper)) of
         #{stats := Stats} ->
-            Wait = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
-            Wait1 = trunkline_wait_time:set(More, Wait),
-            timer(refresh, ?REFRESH, S#state{waits = Waits#{Node => Wait1}});
+            Time = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
+            Account#account{wait_time = trunkline_wait_time:set(Waiting, Time)};
         none ->
-            S                                % it has just gone
+            Account                          % it has just gone
     end;
-count(_, _, S) ->
-    S.
+counted(Waiting, _, #account{wait_time = Time} = Account) ->
+    Account#account{wait_time = trunkline_wait_time:set(Waiting, Time)}.
 
-refresh(#state{waits = Waits} = S) when map_size(Waits) > 0 ->
-    Refreshed = maps:map(fun(_, Wait) -> trunkline_wait_time:refresh(Wait) end, Waits),
-    timer(refresh, ?REFRESH, S#state{waits = Refreshed});
-refresh(S) ->
-    S.
+%% (An inbox for which senders wait is watched.)
+refresh(#state{accounts = Accounts, watched = Watched} = S) ->
+    case maps:filter(fun(_, #account{wait_time = Time}) -> Time =/= none end,
+                     maps:with(maps:keys(Watched), Accounts)) of
+        None when map_size(None) =:= 0 ->
+            S;
+        Awaited ->
+            Refreshed = maps:map(fun(_, #account{wait_time = Time} = Account) ->
+                                         Account#account{
+                                           wait_time = trunkline_wait_time:refresh(Time)}
+                                 end, Awaited),
+            timer(refresh, ?REFRESH, S#state{accounts = maps:merge(Accounts, Refreshed)})
+    end.
 
 %% --- inboxes of this node -------------------------------------------------------------
 
@@ -406,12 +410,12 @@ set_full(Keeper, Number) ->
 
 forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
     case maps:take(Keeper, Accounts) of
-        {#account{keys = Keys, waiters = Waiters}, Accounts1} ->
+        {#account{keys = Keys, waiters = Waiters} = Account, Accounts1} ->
             ok = trunkline_inbox_rows:remove(Keys, Keeper),
             {Ws, _} = trunkline_waiters:release_all(Waiters),
             lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-            count(Keeper, -length(Ws),
-                  S#state{accounts = Accounts1, watched = maps:remove(Keeper, Watched)});
+            _ = counted(0, Keeper, Account),
+            S#state{accounts = Accounts1, watched = maps:remove(Keeper, Watched)};
         error ->
             S
     end.
