@@ -329,7 +329,7 @@ inboxes(_) ->
     cluster:call(B, erlang, exit, [Pid, kill]),
     cluster:stop_all([A, B]).
 
-%% Not all of very many are asked, but those that are full are.
+%% Not all of very many are shown, but those that are full are.
 many_inboxes(_) ->
     Node = cluster:start(),
     Full = lists:sort(cluster:call(Node, ?MODULE, open_many, [self()])),

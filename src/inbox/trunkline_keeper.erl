@@ -20,10 +20,10 @@
 -module(trunkline_keeper).
 -moduledoc false.
 
--export([start_link/3, is_keeper/1, done/2, info/1, infos/2]).
+-export([start_link/3, is_keeper/1, done/2, info/1]).
 -export([init/2, loop/1]).
 
--dialyzer({no_improper_lists, [ask/2, done/2]}).
+-dialyzer({no_improper_lists, [info/1, done/2]}).
 
 -type options() :: #{policy := trunkline_mail:policy(),
                      bytes := pos_integer(), messages := pos_integer(),
@@ -121,20 +121,11 @@ taken_by(Name) ->
 
 -spec info(pid()) -> map().
 info(Keeper) ->
-    case ask([Keeper], infinity) of
+    Question = fun(Ref) -> ['$inbox_info' | Ref] end,
+    case trunkline_process:ask_all([Keeper], Question, trunkline_deadline:in(infinity)) of
         [{ok, Info}] -> Info;
         [{down, Reason}] -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
     end.
-
-%% The keepers that answer within Time ms.
--spec infos([pid()], Time :: non_neg_integer()) -> #{pid() => map()}.
-infos(Keepers, Time) ->
-    maps:from_list([{Keeper, Info}
-                    || {Keeper, {ok, Info}} <- lists:zip(Keepers, ask(Keepers, Time))]).
-
-ask(Keepers, Time) ->
-    trunkline_process:ask_all(Keepers, fun(Ref) -> ['$inbox_info' | Ref] end,
-                              trunkline_deadline:in(Time)).
 
 %% --- start ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 %%
 %%     take ── interval ── take ──> view/2 ──> rates, shares, and trunkline_hints' sentences
 %%
-%% A sample reads counters and asks no process but the inboxes, which get a short time to answer in.
+%% A sample reads counters, and asks no inbox: how full an inbox was is at most a second old.
 %% view/2 is pure. A peer that is only in the second sample has rates of 0.
 -module(trunkline_sample).
 -moduledoc false.
@@ -22,7 +22,7 @@
                     limits := #{bulk_bytes | resume_time => term()},
                     peers := #{node() => trunkline:peer_info()},
                     inboxes := #{pid() => map()},
-                    more_inboxes := non_neg_integer()}.            % that were not asked
+                    more_inboxes := non_neg_integer()}.            % that are not in it
 
 %% Rates are per second. `waited' is how many senders were waiting on average: 1.0 is one sender
 %% that waited the whole time, or two that waited for half of it.
@@ -65,10 +65,9 @@
                   limits := map(),
                   peers := [peer()], inboxes := [inbox()], more_inboxes := non_neg_integer()}.
 
-%% ms
--define(ASK, 5000).                  % another node
--define(ASK_INBOXES, 500).
-%% How many inboxes are asked at most.
+%% ms, for another node
+-define(ASK, 5000).
+%% How many inboxes a sample has at most.
 -define(INBOXES, 200).
 
 %% --- samples -------------------------------------------------------------------------
@@ -115,21 +114,22 @@ transport(#{}) ->
     end.
 
 inboxes() ->
-    {Asked, More} = fullest(trunkline_own_inboxes:all()),
-    Answers = trunkline_keeper:infos([Keeper || {{Keeper, _, _, _}, _} <- Asked], ?ASK_INBOXES),
-    {maps:from_list([{Keeper, (with_senders(Stats, Info))#{name => Name, policy => Policy,
-                                                           bytes => Bytes, messages => Messages}}
-                     || {{Keeper, Name, Policy, {Bytes, Messages}}, Stats} <- Asked,
-                        #{Keeper := Info} <- [Answers]]),
+    {Fullest, More} = fullest(trunkline_own_inboxes:all()),
+    {maps:from_list([{Keeper, (counted(Stats))#{name => Name, policy => Policy,
+                                                bytes => Bytes, messages => Messages,
+                                                in_work => trunkline_work:size(Work)}}
+                     || {{Keeper, Name, Policy, {Bytes, Messages}}, Stats} <- Fullest,
+                        Work <- [trunkline_own_inboxes:work(Keeper)],
+                        Work =/= none]),                           % it has just ended
      More}.
 
 %% What is refused at the gate is dropped, too.
-with_senders(Stats, #{dropped := Dropped} = Info) ->
-    #{waiting := Waiting, refused := Refused} = trunkline_inbox_stats:read(Stats),
-    Info#{waiting => Waiting, dropped := Dropped + Refused}.
+counted(Stats) ->
+    #{dropped := Dropped, refused := Refused} = Counted = trunkline_inbox_stats:read(Stats),
+    (maps:with([queued_messages, queued_bytes, passed, waiting], Counted))
+        #{dropped => Dropped + Refused, time_in_queue => trunkline_inbox_stats:times(Stats)}.
 
-%% If there are more than INBOXES, only those with the fullest queues are asked. How full they are
-%% is read from their counters, which may be a second old.
+%% If there are more than INBOXES, these are the ones with the fullest queues.
 fullest(Inboxes) when length(Inboxes) =< ?INBOXES ->
     {Inboxes, 0};
 fullest(Inboxes) ->
