@@ -27,7 +27,7 @@
 -export([wait/3, offer/2]).
 -export([new/1, add/4, remove/3, is_awaited/1, release/3, recheck/2, dismiss/2, answer/2]).
 
--export_type([room/0, answer/0, lost/0]).
+-export_type([room/0, what/0, answer/0, lost/0]).
 
 %% So often the link looks while senders wait and no room is reported, before it closes the gate.
 -define(PASSED, 5).

@@ -18,18 +18,10 @@
 %% node that does not know the inbox yet has the node told (met/2). trunkline_guests at the node of
 %% the inboxes, and trunkline_hosts at the node of the senders, decide what the two nodes tell each
 %% other, and when they forget it. Each node monitors the other's process of this module, and no
-%% inboxes. (A node of release 0.5.0 expects to be told of all inboxes, and tells of all of its own.
-%% Then each inbox has a monitor.)
+%% inboxes. (Nodes of release 0.5.0 are different: trunkline_introductions.)
 %%
-%% A sender that is killed between the gate and the inbox leaves its charge in the gate, and so does
-%% a message that is lost on the way. Therefore, while anything is outstanding, the inbox is asked
-%% every second what it holds. If that has differed from what is outstanding for LOST ms, the node
-%% starts to count again, with another gate and another epoch, so that the old count does no harm.
-%% (Under dense traffic something is always on its way. Then the node starts again every ten seconds
-%% although nothing is lost, and may have one more window outstanding for a moment.) A gate is
-%% checked until nothing is outstanding.
-%%
-%% Senders that wait for inboxes of another node are counted with that peer (trunkline_wait_time).
+%% Who waits for room, what is outstanding, and what killed senders have left is the matter of
+%% trunkline_accounts.
 -module(trunkline_inboxes).
 -moduledoc false.
 -behaviour(gen_server).
@@ -40,36 +32,18 @@
          senders/1, who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
-%% ms between two looks at what is outstanding
--define(AUDIT, 1000).
--define(LOST, 10_000).
--define(SILENCE, 5_000).
 %% ms until a busy connection is tried again.
 -define(LATER, 100).
-%% ms from one update of the waiting times to the next.
--define(REFRESH, 100).
 
 -type key() :: trunkline_bounded:key().
 -type registration() :: trunkline_own_inboxes:registration().
 
-%% What is known of this node's gate for one inbox.
--record(account,
-        {keys :: [key()],
-         is_introduced = false :: boolean(),       % by a node of 0.5.0, not in a visit
-         waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
-         %% While senders wait for an inbox of a peer: with the peer's other inboxes.
-         wait_time = none :: none | trunkline_wait_time:wait_time(),
-         %% ms: since when the inbox has held less than what is outstanding, and when that was last
-         %% seen.
-         missing = none :: none | {Since :: integer(), Seen :: integer()}}).
 -record(state,
-        {accounts = #{} :: #{Keeper :: pid() => #account{}},
-         watched = #{} :: #{Keeper :: pid() => []},
-         timers = #{} :: #{audit | busy | refresh => reference()},
+        {accounts = trunkline_accounts:new() :: trunkline_accounts:accounts(),
          guests = trunkline_guests:new() :: trunkline_guests:guests(),
          hosts = trunkline_hosts:new() :: trunkline_hosts:hosts(),
-         %% Nodes of release 0.5.0.
-         old = #{} :: #{node() => []}}).
+         introductions = trunkline_introductions:new() :: trunkline_introductions:introductions(),
+         busy = none :: none | reference()}).              % a timer: a connection was busy
 
 -spec start_link() -> gen_server:start_ret().
 start_link() -> gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
@@ -118,7 +92,7 @@ take_name_back(Name, Keeper) ->
         exit:_ -> ok
     end.
 
-%% A keeper's answer when it is audited (look/2), maybe by another node. A busy connection must not
+%% A keeper's answer when it is audited (trunkline_accounts), maybe by another node. A busy connection must not
 %% suspend the keeper.
 -spec held(pid(), trunkline_share:source(), trunkline_gate:charge()) -> ok.
 held(Inboxes, Source, Held) ->
@@ -164,8 +138,10 @@ init([]) ->
     lists:foreach(fun({_, #{stats := Stats}}) ->
                           trunkline_stats:put(Stats, peer, inbox_waiting, 0)
                   end, Peers),
-    {ok, lists:foldl(fun has_spoken/2, #state{},
-                     [Node || {Node, #{agreement := #{}}} <- Peers])}.
+    Introductions = lists:foldl(fun trunkline_introductions:has_spoken/2,
+                                trunkline_introductions:new(),
+                                [Node || {Node, #{agreement := #{}}} <- Peers]),
+    {ok, #state{introductions = Introductions}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({register, Registration}, _, S) ->
@@ -175,10 +151,7 @@ handle_call({take_name_back, Name, Keeper}, _, S) ->
         andalso trunkline_name:give_back({local, Name}),
     {reply, ok, S};
 handle_call({waiting, Keeper}, _, #state{accounts = Accounts} = S) ->
-    {reply, case Accounts of
-                #{Keeper := #account{waiters = Waiters}} -> trunkline_waiters:size(Waiters);
-                #{} -> 0
-            end, S};
+    {reply, trunkline_accounts:waiting(Keeper, Accounts), S};
 handle_call({who_knows, Keeper}, _, #state{guests = Guests} = S) ->
     {reply, trunkline_guests:who_knows(Keeper, Guests), S};
 handle_call(_, _, S) ->
@@ -187,35 +160,29 @@ handle_call(_, _, S) ->
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({met, Keeper, Node}, S) ->
     {noreply, met(Keeper, Node, S)};
-handle_cast({watch, Keeper}, #state{accounts = Accounts} = S) when is_map_key(Keeper, Accounts) ->
-    {noreply, watch(Keeper, S)};
-handle_cast({watch, _}, S) ->
-    {noreply, S};
+handle_cast({watch, Keeper}, #state{accounts = Accounts} = S) ->
+    {noreply, S#state{accounts = trunkline_accounts:watch(Keeper, Accounts)}};
 handle_cast({full, Keeper, Number}, S) ->
     {noreply, own_is_full(Keeper, Number, S)};
 handle_cast({renamed, Keeper}, #state{guests = Guests} = S) ->
     {noreply, flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)})};
-handle_cast({has_spoken, Node}, S) ->
-    {noreply, has_spoken(Node, S)};
+handle_cast({has_spoken, Node}, #state{introductions = Introductions} = S) ->
+    {noreply, S#state{introductions = trunkline_introductions:has_spoken(Node, Introductions)}};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
-handle_info({wait, Ref, {room, Keeper, Bytes, Ticket}}, #state{accounts = Accounts} = S)
+handle_info({wait, Ref, {room, _, _, _} = What}, #state{accounts = Accounts} = S)
   when is_reference(Ref) ->
-    {noreply, case Accounts of
-                  #{Keeper := #account{waiters = Waiters} = Account} ->
-                      Added = trunkline_waiters:add(Ref, Ticket, Bytes, Waiters),
-                      watch(Keeper, update(Keeper,
-                                           release(Keeper, Account#account{waiters = Added}), S));
-                  #{} ->
-                      ok = trunkline_room:answer(Ref, {again, new}),
-                      S
-              end};
-handle_info({credit, Keeper, Source, Left, {Bytes, Messages} = Window}, S)
+    {noreply, S#state{accounts = trunkline_accounts:wait(Ref, What, Accounts)}};
+handle_info({credit, Keeper, Source, Left, {Bytes, Messages} = Window},
+            #state{accounts = Accounts} = S)
   when is_integer(Left), is_integer(Bytes), is_integer(Messages) ->
-    {noreply, credit(Keeper, Source, Left, Window, S)};
+    {noreply, S#state{accounts = trunkline_accounts:credit(Keeper, Source, Left, Window,
+                                                           Accounts)}};
+handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when is_integer(Held) ->
+    {noreply, S#state{accounts = trunkline_accounts:held(Keeper, Source, Held, Accounts)}};
 handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
     ok = set_full(Keeper, Number),
     {noreply, S};
@@ -230,85 +197,23 @@ handle_info({visiting, Visit, Node}, #state{guests = Guests} = S)
     {noreply, flush(S#state{guests = trunkline_guests:speaks_of(Node, Visit, Guests)})};
 handle_info({over, Visit}, #state{hosts = Hosts} = S) ->
     {noreply, lists:foldl(fun forget/2, S, trunkline_hosts:over(Visit, Hosts))};
-handle_info({introduce, Node}, S) when is_atom(Node) ->
-    {noreply, introduce_all(Node, S)};
+handle_info({introduce, Node}, #state{introductions = Introductions} = S) when is_atom(Node) ->
+    {noreply, S#state{introductions = trunkline_introductions:asked(Node, Introductions)}};
 handle_info({introduced, Inboxes}, S) when length(Inboxes) >= 0 ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({'DOWN', Monitor, process, Object, Reason}, S) ->
     {noreply, down(Monitor, Object, Reason, S)};
-handle_info({timeout, Ref, Name}, #state{timers = Timers} = S) when map_get(Name, Timers) =:= Ref ->
-    {noreply, timeout(Name, S#state{timers = maps:remove(Name, Timers)})};
+handle_info({timeout, Timer, busy}, #state{busy = Timer} = S) ->
+    {noreply, flush(S#state{busy = none})};
 handle_info({timeout, _, {tell, Node, What}}, S) when is_atom(Node) ->
-    ok = tell(Node, What),
+    ok = trunkline_introductions:tell(Node, What),
     {noreply, S};
-handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when is_integer(Held) ->
-    {noreply, case trunkline_inbox_rows:gate(Keeper) of
-                  {Gate, Source} ->
-                      #{Keeper := Account} = Accounts,
-                      update(Keeper, audited(Held, Keeper, Gate, Account), S);
-                  _ ->
-                      S
-              end};
+handle_info({timeout, Timer, Name}, #state{accounts = Accounts} = S)
+  when Name =:= audit; Name =:= refresh ->
+    {noreply, S#state{accounts = trunkline_accounts:timeout(Timer, Name, Accounts)}};
 handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
-
-timeout(audit, S) -> audit(S);
-timeout(busy, S) -> flush(S);
-timeout(refresh, S) -> refresh(S).
-
-%% Starts a timer, unless it runs.
-timer(Name, _, #state{timers = Timers} = S) when is_map_key(Name, Timers) ->
-    S;
-timer(Name, Time, #state{timers = Timers} = S) ->
-    S#state{timers = Timers#{Name => erlang:start_timer(Time, self(), Name)}}.
-
-update(Keeper, #account{waiters = Waiters} = Account, #state{accounts = Accounts} = S) ->
-    #{Keeper := #account{waiters = Before}} = Accounts,
-    case {trunkline_waiters:size(Before), trunkline_waiters:size(Waiters)} of
-        {Waiting, Waiting} ->
-            S#state{accounts = Accounts#{Keeper := Account}};
-        {_, Waiting} ->
-            Counted = counted(Waiting, Keeper, Account),
-            timer(refresh, ?REFRESH, S#state{accounts = Accounts#{Keeper := Counted}})
-    end.
-
-%% So many senders wait for that inbox now.
-counted(Waiting, Keeper, Account) when node(Keeper) =:= node() ->
-    case trunkline_own_inboxes:stats(Keeper) of
-        none -> ok;                          % the inbox has ended
-        Stats -> ok = trunkline_inbox_stats:waiting(Stats, Waiting)
-    end,
-    Account;
-counted(0, _, #account{wait_time = none} = Account) ->
-    Account;
-counted(0, _, #account{wait_time = Time} = Account) ->
-    _ = trunkline_wait_time:set(0, Time),
-    Account#account{wait_time = none};
-counted(Waiting, Keeper, #account{wait_time = none} = Account) ->
-    case trunkline_peers:lookup(node(Keeper)) of
-        #{stats := Stats} ->
-            Time = trunkline_wait_time:new(Stats, peer, {inbox_waiting, inbox_wait_time}),
-            Account#account{wait_time = trunkline_wait_time:set(Waiting, Time)};
-        none ->
-            Account                          % it has just gone
-    end;
-counted(Waiting, _, #account{wait_time = Time} = Account) ->
-    Account#account{wait_time = trunkline_wait_time:set(Waiting, Time)}.
-
-%% (An inbox for which senders wait is watched.)
-refresh(#state{accounts = Accounts, watched = Watched} = S) ->
-    case maps:filter(fun(_, #account{wait_time = Time}) -> Time =/= none end,
-                     maps:with(maps:keys(Watched), Accounts)) of
-        None when map_size(None) =:= 0 ->
-            S;
-        Awaited ->
-            Refreshed = maps:map(fun(_, #account{wait_time = Time} = Account) ->
-                                         Account#account{
-                                           wait_time = trunkline_wait_time:refresh(Time)}
-                                 end, Awaited),
-            timer(refresh, ?REFRESH, S#state{accounts = maps:merge(Accounts, Refreshed)})
-    end.
 
 %% --- inboxes of this node -------------------------------------------------------------
 
@@ -321,7 +226,7 @@ registered({{Keeper, _, _, _} = Inbox, _, Stats, _} = Registration, S) ->
         false ->
             ok = trunkline_inbox_stats:waiting(Stats, 0),
             _ = monitor(process, Keeper),
-            named(Inbox, tell_old({introduced, [Inbox]}, row(Inbox, S)))
+            named(Inbox, tell_old({introduced, [Inbox]}, known(Inbox, S)))
     end.
 
 named({Keeper, Name, Policy, _}, #state{guests = Guests} = S) ->
@@ -343,6 +248,10 @@ met(Keeper, Node, #state{guests = Guests} = S) ->
         none ->
             S
     end.
+
+%% (Nodes of release 0.5.0 do not know visits.)
+tell_old(What, #state{introductions = Introductions} = S) ->
+    S#state{introductions = trunkline_introductions:tell_all(What, Introductions)}.
 
 own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
     case trunkline_inbox_rows:gate(Keeper) of
@@ -367,40 +276,38 @@ heard_of({Keeper, ended}, Node, S) when node(Keeper) =:= Node ->
     forget_one(Keeper, S);
 heard_of({Keeper, Name, Policy, Bound, Full}, Node, S)
   when node(Keeper) =:= Node, is_integer(Full) ->
-    S1 = row({Keeper, Name, Policy, Bound}, S),
+    #state{accounts = Accounts} = S1 = known({Keeper, Name, Policy, Bound}, S),
     ok = set_full(Keeper, Full),
-    named_now(Keeper, Name, S1);
+    %% (It may have lost its name, or have it again.)
+    S1#state{accounts = trunkline_accounts:name(Keeper, Name, Accounts)};
 heard_of(_, _, S) ->
     S.
 
 %% The visit to that node, if there is one, is over.
-forget(Node, #state{accounts = Accounts, hosts = Hosts} = S) ->
+forget(Node, #state{accounts = Accounts, hosts = Hosts, introductions = Introductions} = S) ->
     lists:foldl(fun forget_one/2, S#state{hosts = trunkline_hosts:is_away(Node, Hosts)},
-                [Keeper || {Keeper, #account{is_introduced = false}} <- maps:to_list(Accounts),
-                           node(Keeper) =:= Node]).
+                [Keeper || Keeper <- trunkline_accounts:of_node(Node, Accounts),
+                           not trunkline_introductions:is_introduced(Keeper, Introductions)]).
 
-%% --- rows of inboxes, of any node -----------------------------------------------------
+introduced({Keeper, _, _, _} = Inbox, #state{accounts = Accounts, introductions = Before} = S)
+  when is_pid(Keeper), node(Keeper) =/= node() ->
+    case trunkline_accounts:is_known(Keeper, Accounts) of
+        true -> S;
+        false ->
+            After = trunkline_introductions:heard_of(Keeper, Before),
+            known(Inbox, S#state{introductions = After})
+    end;
+introduced(_, S) ->
+    S.
 
-row({Keeper, Name, Policy, {Bytes, Messages}} = Inbox, #state{accounts = Accounts} = S)
+%% --- inboxes of any node --------------------------------------------------------------
+
+known({Keeper, Name, Policy, {Bytes, Messages}} = Inbox, #state{accounts = Accounts} = S)
   when is_pid(Keeper), is_atom(Name), is_integer(Bytes), is_integer(Messages),
-       not is_map_key(Keeper, Accounts), (Policy =:= block orelse Policy =:= reject) ->
-    Keys = trunkline_inbox_rows:add(Inbox),
-    S1 = S#state{accounts = Accounts#{Keeper => #account{keys = Keys}}},
-    trunkline_bounded:is_crowded() andalso trunkline_bounded:grow(all_keys(S1)),
-    S1;
-row(_, S) ->
+       (Policy =:= block orelse Policy =:= reject) ->
+    S#state{accounts = trunkline_accounts:add(Inbox, Accounts)};
+known(_, S) ->
     S.
-
-%% The inbox may have lost its name, or have it again.
-named_now(Keeper, Name, #state{accounts = Accounts} = S) when is_map_key(Keeper, Accounts) ->
-    #{Keeper := #account{keys = Before} = Account} = Accounts,
-    Now = trunkline_inbox_rows:names(Before, Keeper, Name),
-    S#state{accounts = Accounts#{Keeper := Account#account{keys = Now}}};
-named_now(_, _, S) ->
-    S.
-
-all_keys(#state{accounts = Accounts}) ->
-    lists:append([Keys || #account{keys = Keys} <- maps:values(Accounts)]).
 
 set_full(Keeper, Number) ->
     case trunkline_inbox_rows:gate(Keeper) of
@@ -408,17 +315,9 @@ set_full(Keeper, Number) ->
         none -> ok
     end.
 
-forget_one(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
-    case maps:take(Keeper, Accounts) of
-        {#account{keys = Keys, waiters = Waiters} = Account, Accounts1} ->
-            ok = trunkline_inbox_rows:remove(Keys, Keeper),
-            {Ws, _} = trunkline_waiters:release_all(Waiters),
-            lists:foreach(fun({Ref, _}) -> trunkline_room:answer(Ref, {again, new}) end, Ws),
-            _ = counted(0, Keeper, Account),
-            S#state{accounts = Accounts1, watched = maps:remove(Keeper, Watched)};
-        error ->
-            S
-    end.
+forget_one(Keeper, #state{accounts = Accounts, introductions = Introductions} = S) ->
+    S#state{accounts = trunkline_accounts:remove(Keeper, Accounts),
+            introductions = trunkline_introductions:forget(Keeper, Introductions)}.
 
 %% An inbox has ended, or the process of this module at a host or at a guest.
 down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
@@ -431,11 +330,8 @@ down(_, Pid, Reason, #state{guests = Guests} = S) when node(Pid) =:= node() ->
             ok = trunkline_own_inboxes:ended(Pid, Reason),
             forget_one(Pid, flush(S#state{guests = trunkline_guests:ended(Pid, Guests)}))
     end;
-down(Monitor, Pid, Reason, #state{accounts = Accounts, hosts = Hosts} = S) ->
-    %% There may be a new connection to a node of release 0.5.0 already, on which that node
-    %% has introduced its inboxes. So it is asked to introduce them again.
-    _ = is_map_key(Pid, Accounts) andalso Reason =:= noconnection
-        andalso tell(node(Pid), {introduce, node()}),
+down(Monitor, Pid, Reason, #state{hosts = Hosts, introductions = Introductions} = S0) ->
+    S = S0#state{introductions = trunkline_introductions:down(Pid, Reason, Introductions)},
     forget_one(Pid, lists:foldl(fun forget/2, S, trunkline_hosts:down(Monitor, Hosts))).
 
 %% --- messages to other nodes ----------------------------------------------------------
@@ -447,7 +343,9 @@ flush(#state{guests = Guests, hosts = Hosts} = S) ->
     S1 = lists:foldl(fun tell_host/2, S#state{guests = Guests1}, trunkline_hosts:due(Hosts)),
     case {trunkline_guests:due(S1#state.guests), trunkline_hosts:due(S1#state.hosts)} of
         {[], []} -> S1;
-        _ -> timer(busy, ?LATER, S1)
+        _ when S1#state.busy =:= none ->
+            S1#state{busy = erlang:start_timer(?LATER, self(), busy)};
+        _ -> S1
     end.
 
 tell_guest(_, [], Guests) ->
@@ -501,131 +399,3 @@ tell_host({Host, Visit}, #state{hosts = Hosts} = S) ->
         nosuspend -> S;
         noconnect -> forget(node(Host), S)
     end.
-
-%% --- nodes of release 0.5.0 -----------------------------------------------------------
-
-%% These nodes introduce all of their inboxes, and monitor all inboxes that are introduced to them.
-has_spoken(Node, #state{old = Old} = S) ->
-    case trunkline_peers:can(Node, inboxes) of
-        true ->
-            S#state{old = maps:remove(Node, Old)};
-        false ->
-            ok = tell(Node, {introduce, node()}),
-            introduce_all(Node, S)
-    end.
-
-introduce_all(Node, #state{old = Old} = S) ->
-    case [Inbox || {Inbox, _} <- trunkline_own_inboxes:all()] of
-        [] -> ok;
-        Inboxes -> tell(Node, {introduced, Inboxes})
-    end,
-    S#state{old = Old#{Node => []}}.
-
-introduced({Keeper, _, _, _} = Inbox, #state{accounts = Accounts} = S)
-  when is_pid(Keeper), node(Keeper) =/= node(), not is_map_key(Keeper, Accounts) ->
-    _ = monitor(process, Keeper),
-    #state{accounts = Accounts1} = S1 = row(Inbox, S),
-    case Accounts1 of
-        #{Keeper := Account} ->
-            S1#state{accounts = Accounts1#{Keeper := Account#account{is_introduced = true}}};
-        #{} ->
-            S1
-    end;
-introduced(_, S) ->
-    S.
-
-tell_old(What, #state{old = Old} = S) ->
-    Connected = maps:with(nodes(connected), Old),
-    lists:foreach(fun(Node) -> tell(Node, What) end, maps:keys(Connected)),
-    S#state{old = Connected}.
-
-%% Sends at once, so that the node cannot learn of an inbox in another way before this. If the
-%% connection is busy, and no process can be started that waits, this is tried again later. (If no
-%% process there has the name, the message is lost, as it should be.)
-tell(Node, What) ->
-    case trunkline_process:send_apart({?MODULE, Node}, What) of
-        ok -> ok;
-        {error, system_limit} -> _ = erlang:start_timer(?LATER, ?MODULE, {tell, Node, What}), ok
-    end.
-
-%% --- outstanding messages -------------------------------------------------------------
-
-credit(Keeper, Source, Left, Window, #state{accounts = Accounts} = S) ->
-    case trunkline_inbox_rows:gate(Keeper) of
-        {Gate, Source} ->
-            #{Keeper := Account} = Accounts,
-            Level = trunkline_inbox_gate:credit(Left, Window, Gate),
-            S1 = update(Keeper, release(Keeper, Account), S),
-            if Level =:= 0 -> S1;
-               true -> watch(Keeper, S1)
-            end;
-        _ ->
-            S                                % of an earlier epoch
-    end.
-
-watch(Keeper, #state{watched = Watched} = S) when is_map_key(Keeper, Watched) ->
-    S;
-watch(Keeper, #state{watched = Watched} = S) ->
-    {Gate, _} = trunkline_inbox_rows:gate(Keeper),
-    ok = trunkline_inbox_gate:watch(true, Gate),
-    timer(audit, ?AUDIT, S#state{watched = Watched#{Keeper => []}}).
-
-audit(#state{watched = Watched} = S) ->
-    case lists:foldl(fun look/2, S, maps:keys(Watched)) of
-        #state{watched = Left} = S1 when map_size(Left) =:= 0 -> S1;
-        S1 -> timer(audit, ?AUDIT, S1)
-    end.
-
-%% A sender may have been told of room, and killed before it took that room. Then the others get it:
-%% all of them, if nothing is outstanding, since many may have been killed.
-look(Keeper, #state{accounts = Accounts, watched = Watched} = S) ->
-    #{Keeper := #account{waiters = Waiters} = Account} = Accounts,
-    {Gate, Source} = trunkline_inbox_rows:gate(Keeper),
-    case {trunkline_inbox_gate:level(Gate), trunkline_waiters:is_empty(Waiters)} of
-        {0, true} ->
-            ok = trunkline_inbox_gate:watch(false, Gate),
-            update(Keeper, Account#account{missing = none},
-                   S#state{watched = maps:remove(Keeper, Watched)});
-        {0, false} ->
-            {All, None} = trunkline_waiters:release_all(Waiters),
-            ok = tell_of_room(All),
-            update(Keeper, Account#account{missing = none, waiters = None}, S);
-        _ ->
-            _ = erlang:send(Keeper, ['$inbox_audit', self(), Source], [noconnect, nosuspend]),
-            update(Keeper, release(Keeper, Account), S)
-    end.
-
-audited(Held, Keeper, Gate, #account{missing = Missing} = Account) ->
-    Now = erlang:monotonic_time(millisecond),
-    case trunkline_inbox_gate:level(Gate) of
-        Held -> Account#account{missing = none};
-        _ -> missing(Now, Missing, Keeper, Account)
-    end.
-
-%% After a silence the time begins again: until now, everything may have been on its way.
-missing(Now, {Since, Seen}, Keeper, Account) when Now - Seen < ?SILENCE ->
-    case Now - Since < ?LOST of
-        true ->
-            Account#account{missing = {Since, Now}};
-        false ->
-            ok = trunkline_inbox_rows:count_again(Account#account.keys, Keeper),
-            release(Keeper, Account#account{missing = none})
-    end;
-missing(Now, _, _, Account) ->
-    Account#account{missing = {Now, Now}}.
-
-%% Tells the senders for which there is room.
-release(Keeper, #account{waiters = Waiters} = Account) ->
-    case trunkline_waiters:is_empty(Waiters) of
-        true ->
-            Account;
-        false ->
-            {Gate, _} = trunkline_inbox_rows:gate(Keeper),
-            {Bytes, Messages} = trunkline_inbox_gate:room(Gate),
-            {Released, Waiters1} = trunkline_waiters:release(Bytes, Messages, Waiters),
-            ok = tell_of_room(Released),
-            Account#account{waiters = Waiters1}
-    end.
-
-tell_of_room(Released) ->
-    lists:foreach(fun({Ref, Ticket}) -> trunkline_room:answer(Ref, {again, Ticket}) end, Released).
