@@ -2,12 +2,10 @@
 %% of them waits for room there, and what they have outstanding. trunkline_inboxes calls this, and
 %% the keepers answer to that process.
 %%
-%%     sender                     here                              keeper of the inbox
-%%       | ── its gate is full ──> |                                           |
-%%       |                         | <── credit: what has left, its window ─── |
-%%       | <───────── try again ── |                                           |
-%%       |                         | ── each second: what do you hold? ──────> |
-%%       |                         | <───────────────────────────────── held ─ |
+%%     here, in trunkline_inboxes                  keeper of the inbox
+%%       | <───── credit: what has left, a window ─── |
+%%       | ── each second: what do you hold? ───────> |
+%%       | <───────────────────────────────── held ── |
 %%
 %% A sender that is killed between the gate and the inbox leaves its charge in the gate, and so does
 %% a message that is lost on the way. Therefore, while anything is outstanding, the inbox is asked

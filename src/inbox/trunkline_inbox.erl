@@ -164,7 +164,7 @@ start(Name, Module, Args, Options) ->
             case check(proplists:get_value(inbox, lists:append(Inbox), #{}), ?SERVER) of
                 {ok, Checked} ->
                     What = {server, behaviour(Module), Module, Args, Others},
-                    case trunkline_keeper:start_link(Name, What, Checked) of
+                    case trunkline_keeper_start:start_link(Name, What, Checked) of
                         {ok, Keeper, _} -> {ok, Keeper};
                         Other -> Other
                     end;
@@ -221,7 +221,7 @@ open(Name, Options) ->
 open_named(Name, Options) ->
     case check(Options, ?PROCESS) of
         {ok, Checked} ->
-            case trunkline_keeper:start_link(Name, {process, self()}, Checked) of
+            case trunkline_keeper_start:start_link(Name, {process, self()}, Checked) of
                 {ok, Inbox, Work} ->
                     %% For done/2, which must not depend on another process.
                     _ = [erase(Key) || {{?MODULE, Earlier} = Key, _} <- get(),
@@ -268,7 +268,7 @@ pid(Inbox) -> Inbox.
 
 %% Whether that is an inbox of this node.
 is_alive(Pid) ->
-    is_pid(Pid) andalso node(Pid) =:= node() andalso trunkline_keeper:is_keeper(Pid).
+    is_pid(Pid) andalso node(Pid) =:= node() andalso trunkline_keeper_start:is_keeper(Pid).
 
 -doc "
 Ends an inbox of this node. What is in it is dropped, and senders do not wait for it any more. If it

@@ -1,7 +1,7 @@
 %% This node's gate for one inbox: how much its senders have outstanding there, and how much they
 %% may have.
 %%
-%% Senders share it, with atomic operations. trunkline_inboxes sets what the keeper of the inbox
+%% Senders share it, with atomic operations. trunkline_accounts sets what the keeper of the inbox
 %% says. The level is packed as in trunkline_gate. But here the window bounds both bytes and
 %% messages, and it changes.
 -module(trunkline_inbox_gate).

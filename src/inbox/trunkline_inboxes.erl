@@ -92,8 +92,8 @@ take_name_back(Name, Keeper) ->
         exit:_ -> ok
     end.
 
-%% A keeper's answer when it is audited (trunkline_accounts), maybe by another node. A busy connection must not
-%% suspend the keeper.
+%% A keeper's answer when it is audited (trunkline_accounts), maybe by another node. A busy
+%% connection must not suspend the keeper.
 -spec held(pid(), trunkline_share:source(), trunkline_gate:charge()) -> ok.
 held(Inboxes, Source, Held) ->
     _ = erlang:send(Inboxes, {held, self(), Source, Held}, [noconnect, nosuspend]),

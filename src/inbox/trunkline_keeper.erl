@@ -12,16 +12,19 @@
 %% consumer's stays short because the keeper limits what it passes on (trunkline_work).
 %%
 %% To all other processes the keeper is the server. It has the server's name, and it is the child
-%% that the supervisor knows. It forwards system messages and exit signals at once, ahead of all
-%% queued messages. When the server ends, the keeper ends with the same reason, and vice versa.
+%% that the supervisor knows (trunkline_keeper_start). It forwards system messages and exit signals
+%% at once, ahead of all queued messages. When the server ends, the keeper ends with the same
+%% reason, and vice versa.
 %%
 %% Under load the keeper's own mailbox may become long all the same. Therefore the receive here is
 %% not selective: it takes the first message.
 -module(trunkline_keeper).
 -moduledoc false.
 
--export([start_link/3, is_keeper/1, done/2, info/1]).
--export([init/2, loop/1]).
+-export([keep/4, end_with/1, done/2, info/1]).
+-export([loop/1]).
+
+-export_type([options/0]).
 
 -dialyzer({no_improper_lists, [info/1, done/2]}).
 
@@ -30,9 +33,6 @@
                      work := trunkline_work:window(),
                      urgent := none | fun((term()) -> boolean()),
                      tell_dropped := boolean()}.
-%% What the keeper stands in front of.
--type what() :: {server, gen_server | gen_statem, module(), Args :: term(), Options :: list()}
-              | {process, pid()}.
 
 %% ms
 -define(CREDIT, 20).                  % until a node is told what has left of its messages
@@ -45,14 +45,13 @@
 -define(LOOK_AGAIN, 50).
 %% Messages that the keeper passes on at a time. Meanwhile it receives nothing.
 -define(TOGETHER, 64).
-%% The consumer gets no more while it has this part (an eighth) of the bytes of a full inbox.
--define(WORK, 8).
 
 -record(keeper,
         {parent :: pid(),
-         name :: trunkline_name:name(),
+         registration :: trunkline_own_inboxes:registration(),
+         name :: atom(),                                    % its registered name, or undefined
          is_named = true :: boolean(),                      % whether it still had it a second ago
-         consumer = none :: none | pid(),                   % none while init/1 runs
+         consumer :: pid(),
          kind :: server | process,
          work :: trunkline_work:work(),
          %% How much more the consumer may have, at least. `awaited': it will tell; and the keeper
@@ -75,25 +74,28 @@
          %% waits until nodes can be forgotten.
          quiet = off :: off | {reference(), non_neg_integer() | forget}}).
 
-%% As gen_server:start_link and gen_statem:start_link, except that the keeper has the name. The
-%% result also has the counter of the consumer's work. Bad options for the server are an error, as
-%% with gen_server.
--spec start_link(trunkline_name:name(), what(), options()) ->
-          {ok, pid(), trunkline_work:work()} | ignore | {error, term()}.
-start_link(Name, What, Options) ->
-    case taken_by(Name) of
-        Pid when is_pid(Pid) -> {error, {already_started, Pid}};
-        _ ->
-            case proc_lib:start_link(?MODULE, init, [self(), {Name, What, Options}]) of
-                {failed, Keeper, {raised, Reason}} -> forget_exit(Keeper), error(Reason);
-                {failed, Keeper, Answer} -> forget_exit(Keeper), Answer;
-                Started -> Started
-            end
-    end.
+%% The calling process is a keeper from now on. It monitors trunkline_inboxes by Inboxes: if that
+%% ends, the keeper registers again.
+-spec keep(Parent :: pid(), trunkline_own_inboxes:registration(),
+           options(), Inboxes :: reference()) -> no_return().
+keep(Parent, {{_, Name, Policy, Bound}, Work, Stats, Behind} = Registration, Options, Inboxes) ->
+    {Kind, Consumer} = case Behind of
+                           {server, _, Server} -> {server, Server};
+                           {process, Process} -> {process, Process}
+                       end,
+    loop(#keeper{parent = Parent, registration = Registration, name = Name, consumer = Consumer,
+                 kind = Kind, work = Work, stats = Stats, options = Options, inboxes = Inboxes,
+                 mail = trunkline_mail:new(Bound, Policy),
+                 share = trunkline_share:new(Bound, Policy,
+                                             fun trunkline_peers:is_suspended/1)}).
 
-%% Whether a process of this node is one, registered or not.
--spec is_keeper(pid()) -> boolean().
-is_keeper(Pid) -> element(1, proc_lib:translate_initial_call(Pid)) =:= ?MODULE.
+%% Ends the calling process without a crash report: that of the server is enough. Nothing catches
+%% the exit any more when the process wakes up, as it does at once. (An exit signal to itself might
+%% hang the node: see docs/reference/otp-defects.md. For the same reason it goes on to trap exits.)
+-spec end_with(term()) -> no_return().
+end_with(Reason) ->
+    self() ! '$inbox_end',
+    erlang:hibernate(erlang, exit, [Reason]).
 
 %% Its consumer is done with so many messages. This is for others than the consumer while the
 %% counter cannot be looked up (trunkline_own_inboxes).
@@ -102,23 +104,6 @@ done(Keeper, N) ->
     Keeper ! ['$inbox_done' | N],
     ok.
 
-%% Since OTP 26 a start that fails leaves no 'EXIT' message in the mailbox of the caller.
-forget_exit(Keeper) ->
-    case trunkline_inbox_server:is_26() andalso process_info(self(), trap_exit) of
-        {trap_exit, true} -> receive {'EXIT', Keeper, _} -> ok end;
-        _ -> ok
-    end.
-
-%% As gen does: if the name is taken, no process is started that would have to end again. (A process
-%% that has ended has no name. Nor has its inbox, which may come to that news much later.)
-taken_by({local, Name} = Local) ->
-    Pid = trunkline_name:where(Local),
-    _ = is_pid(Pid) andalso trunkline_own_inboxes:is_abandoned(Pid)
-        andalso trunkline_inboxes:take_name_back(Name, Pid),
-    trunkline_name:where(Local);
-taken_by(Name) ->
-    trunkline_name:where(Name).
-
 -spec info(pid()) -> map().
 info(Keeper) ->
     Question = fun(Ref) -> ['$inbox_info' | Ref] end,
@@ -126,106 +111,6 @@ info(Keeper) ->
         [{ok, Info}] -> Info;
         [{down, Reason}] -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
     end.
-
-%% --- start ----------------------------------------------------------------------------
-
--spec init(pid(), {trunkline_name:name(), what(), options()}) -> ok.
-init(Parent, {Name, What, Options}) ->
-    #{policy := Policy, bytes := Bytes, messages := Messages, work := Window} = Options,
-    ok = trunkline_process:label({trunkline_inbox, trunkline_name:local(Name)}),
-    process_flag(trap_exit, true),
-    process_flag(message_queue_data, off_heap),
-    Work = trunkline_work:new(element(1, What), Window, Bytes div ?WORK),
-    case trunkline_name:take(Name) of
-        true ->
-            Bound = {Bytes, Messages},
-            IsAway = fun trunkline_peers:is_suspended/1,
-            S = #keeper{parent = Parent, name = Name, options = Options,
-                        kind = element(1, What), work = Work,
-                        stats = trunkline_inbox_stats:new(),
-                        mail = trunkline_mail:new(Bound, Policy),
-                        share = trunkline_share:new(Bound, Policy, IsAway),
-                        %% If the process ends from here on, the keeper registers again.
-                        inboxes = monitor(process, trunkline_inboxes)},
-            %% Senders know the bounds before init/1 is called, which may take long.
-            case registered(S) of
-                ok -> started(start(What, Work, Parent, Name), S);
-                Error -> fail(Name, Parent, Error, normal)
-            end;
-        {false, Pid} ->
-            proc_lib:init_ack(Parent, {failed, self(), {error, {already_started, Pid}}})
-    end.
-
-started({ok, Consumer}, #keeper{name = Name, parent = Parent, kind = Kind, work = Work} = S0) ->
-    S = S0#keeper{consumer = Consumer},
-    case registered(S) of
-        ok ->
-            proc_lib:init_ack(Parent, {ok, self(), Work}),
-            loop(S);
-        Error ->
-            Kind =:= server andalso begin unlink(Consumer), exit(Consumer, kill) end,
-            fail(Name, Parent, Error, normal)
-    end;
-started({error, Reason}, #keeper{name = Name, parent = Parent})
-  when Reason =:= timeout; Reason =:= not_started ->
-    %% The server was killed, or not started. The process that has started it gets an error, and is
-    %% not killed.
-    fail(Name, Parent, {error, Reason}, normal);
-started({error, Reason}, #keeper{name = Name, parent = Parent}) ->
-    case trunkline_inbox_server:said(Reason) of
-        {said, Said} -> fail(Name, Parent, {error, Said}, normal);
-        no -> fail(Name, Parent, {error, Reason}, Reason)
-    end;
-started(Other, #keeper{name = Name, parent = Parent}) ->    % `ignore', or the error of bad options
-    fail(Name, Parent, Other, normal).
-
-registered(S) -> trunkline_inboxes:register(registration(S)).
-
-fail(Name, Parent, Answer, Reason) ->
-    ok = trunkline_name:give_back(Name),
-    proc_lib:init_ack(Parent, {failed, self(), Answer}),
-    end_with(Reason).
-
-%% Ends the keeper without a crash report: the server's own is enough. Nothing catches the exit any
-%% more when the process wakes up, as it does at once. (An exit signal to itself might hang the
-%% node: see docs/reference/otp-defects.md. For the same reason it goes on to trap exits.)
--spec end_with(term()) -> no_return().
-end_with(Reason) ->
-    self() ! '$inbox_end',
-    erlang:hibernate(erlang, exit, [Reason]).
-
-start({process, Pid}, _, _, _) ->
-    %% (It may unlink itself from its inbox, which has no use without it.)
-    _ = monitor(process, Pid),
-    {ok, Pid};
-start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
-    Callbacks = case Behaviour of
-                    gen_server -> trunkline_inbox_server;
-                    gen_statem -> trunkline_inbox_statem
-                end,
-    case trunkline_own_inboxes:await_predecessor(Name) of
-        ok ->
-            try Behaviour:start_link(Callbacks, {Module, Args, Work, Parent}, Options)
-            catch
-                error:Reason ->
-                    %% (The server may have started already.)
-                    {links, Links} = process_info(self(), links),
-                    [begin unlink(Pid), exit(Pid, kill) end || Pid <- Links, Pid =/= Parent],
-                    {raised, Reason}
-            end;
-        NotStarted ->
-            NotStarted
-    end.
-
-registration(#keeper{name = Name, options = Options, work = Work, stats = Stats, kind = Kind,
-                     consumer = Consumer}) ->
-    #{policy := Policy, bytes := Bytes, messages := Messages} = Options,
-    Behind = case Kind of
-                 _ when Consumer =:= none -> none;
-                 server -> {server, Name, Consumer};
-                 process -> {process, Consumer}
-             end,
-    {{self(), trunkline_name:local(Name), Policy, {Bytes, Messages}}, Work, Stats, Behind}.
 
 %% --- messages -------------------------------------------------------------------------
 
@@ -304,13 +189,13 @@ quiet(_, S) ->
 
 %% Its name may have been given to another process, or given back. Other nodes have to know, which
 %% send to this process what is for the name.
-named(#keeper{name = {local, Name}, is_named = WasNamed} = S) ->
+named(#keeper{name = undefined} = S) ->
+    S;
+named(#keeper{name = Name, is_named = WasNamed} = S) ->
     case whereis(Name) =:= self() of
         WasNamed -> S;
         IsNamed -> ok = trunkline_inboxes:renamed(self()), S#keeper{is_named = IsNamed}
-    end;
-named(S) ->
-    S.
+    end.
 
 %% A server has got nothing for a second. It may have nothing left, though it is not done with all:
 %% it has taken messages by itself, just before the keeper said that it waits.
@@ -580,7 +465,7 @@ again(After, S) ->
             _ = erlang:start_timer(After, self(), {'$inbox_again', After}),
             S;
         Pid ->
-            ok = trunkline_inboxes:register_again(Pid, registration(S)),
+            ok = trunkline_inboxes:register_again(Pid, S#keeper.registration),
             ok = trunkline_inboxes:full(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.
@@ -611,7 +496,7 @@ tell(#keeper{mail = Mail, overload = Since, told = Told} = S0) ->
     end.
 
 who(#keeper{name = Name, options = #{policy := Policy}}) ->
-    #{inbox => self(), name => trunkline_name:local(Name), policy => Policy}.
+    #{inbox => self(), name => Name, policy => Policy}.
 
 %% --- signals --------------------------------------------------------------------------
 
