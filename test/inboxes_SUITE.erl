@@ -152,8 +152,9 @@ await_calm(Node) ->
                   end).
 
 %% (There is no other way to see it.)
-watched(State) -> map_size(element(3, State)).
-audit_timer(State) -> is_map_key(audit, element(4, State)).
+watched(State) -> map_size(element(3, accounts(State))).
+audit_timer(State) -> is_map_key(audit, element(4, accounts(State))).
+accounts(State) -> element(2, State).
 
 %% --- what is left -------------------------------------------------------------------------
 
