@@ -267,19 +267,40 @@ application_stopped(_) ->
     [await_rows(N, 0) || N <- [A, C]],
     cluster:stop_all(Nodes).
 
-%% Senders that wait for it do so no more.
+%% Senders that wait for it do so no more, and are not counted any more. Those that wait for another
+%% inbox of that node are.
 keeper_killed(_) ->
     {A, B} = cluster:pair([]),
-    {ok, Keeper} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{messages => 100}]),
-    ok = cluster:call(B, mailroom, hold, [post]),
-    gets_known(A, Keeper),
-    Senders = cluster:call(A, mailroom, senders, [Keeper, [1, 2, 3], 1000, 10]),
-    cluster:await(
-      fun() -> cluster:call(A, ?PROCESS, senders, [Keeper]) =:= #{waiting => 3, refused => 0} end),
-    ok = cluster:call(B, mailroom, kill, [[Keeper]]),
+    [Post, Parcels] =
+        [begin
+             {ok, Keeper} = cluster:call(B, mailroom, start, [{local, Name}, #{},
+                                                              #{messages => 100}]),
+             ok = cluster:call(B, mailroom, hold, [Name]),
+             gets_known(A, Keeper),
+             Keeper
+         end || Name <- [post, parcels]],
+    await_peer_waiting(A, B, 0),
+    [Senders, Others] = [cluster:call(A, mailroom, senders, [Keeper, Names, 1000, 10])
+                         || {Keeper, Names} <- [{Post, [1, 2, 3]}, {Parcels, [4, 5]}]],
+    [cluster:await(fun() -> cluster:call(A, ?PROCESS, senders, [Keeper])
+                                =:= #{waiting => N, refused => 0} end)
+     || {Keeper, N} <- [{Post, 3}, {Parcels, 2}]],
+    await_peer_waiting(A, B, 5),
+    ok = cluster:call(B, mailroom, kill, [[Post]]),
     ?assertEqual([1000, 1000, 1000], cluster:call(A, mailroom, collect, [Senders, finish])),
+    await_peer_waiting(A, B, 2),
+    ok = cluster:call(B, mailroom, kill, [[Parcels]]),
+    ?assertEqual([1000, 1000], cluster:call(A, mailroom, collect, [Others, finish])),
     await_rows(A, 0),
+    await_peer_waiting(A, B, 0),
     cluster:stop_all([A, B]).
+
+%% So many senders at A wait for inboxes of B.
+await_peer_waiting(A, B, Expected) ->
+    cluster:await(fun() ->
+                          #{inboxes := #{waiting := N}} = cluster:info(A, B),
+                          N =:= Expected orelse N
+                  end).
 
 %% Again and again, with messages: nothing is left when the connection is gone, nor is anything
 %% stale when it is there.
