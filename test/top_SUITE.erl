@@ -326,6 +326,15 @@ inboxes(_) ->
     [_, _, _, Line | _] = trunkline_screen:lines(Last, [], (settings())#{show => inboxes}),
     ct:log("~ts", [Line]),
     ?assertMatch(["full_inbox", "drop_newest", "10" | _], string:lexemes(Line, " ")),
+    %% An inbox that does not answer is shown, too.
+    Keeper = cluster:call(B, erlang, whereis, [full_inbox]),
+    ?assertMatch(#{inboxes := #{Keeper := #{queued_messages := 10, in_work := 1}}},
+                 cluster:call(B, fun() ->
+                                         true = erlang:suspend_process(Keeper),
+                                         Sample = trunkline_sample:here(),
+                                         true = erlang:resume_process(Keeper),
+                                         Sample
+                                 end)),
     cluster:call(B, erlang, exit, [Pid, kill]),
     cluster:stop_all([A, B]).
 
