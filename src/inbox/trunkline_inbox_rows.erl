@@ -174,7 +174,7 @@ arrived(_, []) ->
     [].
 
 arrived_at_each(Inboxes, Others, Encoded, Entries, Node) ->
-    Message = trunkline_multicast:decode(Encoded),
+    Message = binary_to_term(Encoded),
     arrived(Node, [[To | Message] || To <- Inboxes]) ++ [[{each, Others} | Encoded] | Entries].
 
 bounded_here(To) ->

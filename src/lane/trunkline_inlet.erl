@@ -289,7 +289,7 @@ deliver([[To | Message] | Entries], Agent, Waiting, S) when not is_tuple(To) ->
     ok = trunkline_process:deliver(To, Message),
     deliver(Entries, Agent, Waiting, S);
 deliver([[{each, Addressees} | Encoded] | Entries], Agent, Waiting, S) ->
-    ok = trunkline_multicast:deliver(Addressees, trunkline_multicast:decode(Encoded)),
+    ok = trunkline_multicast:deliver(Addressees, binary_to_term(Encoded)),
     deliver(Entries, Agent, Waiting, S);
 deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S) ->
     {To1, Receiver} = receiver_now(To, Sender, S#inlet.turns),

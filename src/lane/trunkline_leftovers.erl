@@ -35,7 +35,7 @@ dispose([To | Message], retired, Node, Stats) ->
         false -> dispose([To | Message], lost_queued, Node, Stats)
     end;
 dispose([{each, Tos} | Encoded], direct, Node, Stats) ->
-    Message = trunkline_multicast:decode(Encoded),
+    Message = binary_to_term(Encoded),
     lists:append([dispose([To | Message], direct, Node, Stats) || To <- Tos]);
 dispose([{each, Tos} | _], Field, _, Stats) ->
     trunkline_stats:add(Stats, peer, Field, length(Tos)),

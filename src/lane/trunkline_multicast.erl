@@ -17,7 +17,7 @@
 -module(trunkline_multicast).
 -moduledoc false.
 
--export([send/3, deliver/2, foldl/4, entry/2, decode/1]).
+-export([send/3, deliver/2, foldl/4, entry/2]).
 
 -export_type([command/0]).
 
@@ -154,6 +154,3 @@ foldl(Deliver, Acc0, Addressees, Message) ->
 -spec entry(trunkline_lane:to(), term()) -> trunkline_lane:entry().
 entry({each, _} = To, Message) -> [To | term_to_binary(Message)];
 entry(To, Message) -> [To | Message].
-
--spec decode(binary()) -> term().
-decode(Encoded) -> binary_to_term(Encoded).
