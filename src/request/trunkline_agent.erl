@@ -107,8 +107,8 @@ step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
 step({turn, To, Ref, Lane}, What, Agent) ->
     ok = trunkline_in_turn:answer(Lane, Ref, To, go, What),
     Agent;
-step({exit, Pid, Sender}, kill, Agent) ->
-    ok = trunkline_exit:signal(Sender, Pid, kill),
+step({exit, Pid, _}, kill, Agent) ->
+    true = erlang:exit(Pid, kill),           % other reasons: see trunkline_exit
     Agent;
 step(Command, Message, Agent) ->
     case address(Command, Agent) of

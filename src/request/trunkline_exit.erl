@@ -80,18 +80,16 @@ force(Route, Command, Reason) ->
     ok = trunkline_sender:force_apart(Route, {Command, Reason}, self()),
     true.
 
-%% Delivers the signal at the process's node. (To report its message_queue_len, a process fetches
-%% what has been sent to it. So the signal comes behind messages that were sent before it, and
-%% before messages that are sent later, even with message_queue_data off_heap: see
-%% trunkline_opener.)
+%% Delivers the signal, which is not `kill', at the process's node. (To report its
+%% message_queue_len, a process fetches what has been sent to it. So the signal comes behind
+%% messages that were sent before it, and before messages that are sent later, even with
+%% message_queue_data off_heap: see trunkline_opener.) Lanes of other nodes call this, too: see
+%% direct/3.
 -spec signal(Sender :: pid(), pid(), Reason :: term()) -> ok.
 signal(Sender, Pid, Reason) -> signal(Sender, Pid, Reason, fun() -> true end).
 
 %% The same, if it should still be delivered when the process has been suspended.
 -spec signal(Sender :: pid(), pid(), Reason :: term(), IsInTime :: fun(() -> boolean())) -> ok.
-signal(_, Pid, kill, _) ->
-    true = erlang:exit(Pid, kill),
-    ok;
 signal(Sender, Pid, Reason, IsInTime) ->
     %% Whatever else runs, the process should not be suspended for longer than necessary.
     Priority = process_flag(priority, high),
