@@ -40,7 +40,7 @@ exceptions() ->
      %% what is for an opener may be a function to execute, or an exit signal; and what a lane
      %% leaves behind may be a request whose caller waits.
      {trunkline_inlet, trunkline_agent},
-     {trunkline_inlet, trunkline_watched},
+     {trunkline_retired_inlet, trunkline_watched},
      {trunkline_leftovers, trunkline_direct},
      {trunkline_opener, trunkline_executor},
      {trunkline_opener, trunkline_exit},

@@ -34,13 +34,7 @@
 %% by another one. So the inlets end together, when all have delivered, and so does every wait. (If
 %% one takes long to deliver, the others do not wait for it.)
 %%
-%% If the links have said goodbye in good order, everything has been delivered, and the nodes stay
-%% connected, nothing has happened to the servers. Then the inlet retires: it goes on as agent, and
-%% as what callers watch. So does its counterpart, the inlet at the peer to which their requests
-%% went. The inlet ends when the connection or the counterpart ends, or when no process waits at
-%% either of the two. Its lanes retire, too, and pass on replies by plain distribution, or by the
-%% lanes of a later session. If such a reply may still come when the counterpart has ended, the
-%% inlet stays as long as that session. So an inlet may outlive its link, and the application.
+%% Or an inlet retires then, and stays for callers (trunkline_retired_inlet).
 %%
 %% The mailbox is off heap, because very many monitored processes may end at once, and each garbage
 %% collection would look at everything in a mailbox on the heap. An off-heap mailbox keeps the order
@@ -57,8 +51,6 @@
 %% for QUIET gives its memory back.
 -define(ACK_DELAY, 20).
 -define(QUIET, 1000).
-%% Between two looks whether a process still waits after the session.
--define(AWAITED, 500).
 %% Until an opener is tried again when there was no process left.
 -define(AGAIN, 100).
 %% Bytes of delivered large messages of which the lane need not be told at once.
@@ -100,9 +92,9 @@
          openers = #{} :: #{pid() | Later :: reference() => serial()},
          delivered = [] :: [serial()],                             % the lane has not been told yet
          delivered_bytes = 0 :: non_neg_integer(),
-         %% At the end of the session: it delivers; the link knows that everything is delivered; it
-         %% ends together with these processes.
-         ends = no :: no | {finishing, then()} | {told, then()} | {retired, [pid()]} | over,
+         %% At the end of the session: it delivers; the link knows that everything is delivered.
+         ends = no :: no | {finishing, then()} | {told, then()}
+                    | {retired, trunkline_retired_inlet:retired()} | over,
          arrivals = trunkline_arrivals:new() :: trunkline_arrivals:arrivals(),
          ack_timer = false :: boolean(),
          quiet_timer = false :: boolean(),
@@ -203,19 +195,17 @@ loop(S) ->
         {delivered, Opener} ->
             loop(opener_ended(Opener, opener_delivered(Opener, S)));
         {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
-            loop(opener_died(Opener, down(Monitor, Opener, Reason, broken(Opener, S))));
+            Down = {'DOWN', Monitor, process, Opener, Reason},
+            loop(opener_died(Opener, down(Down, broken(Opener, S))));
         {{ended, _, _, _} = Command, Monitor, process, Pid, Reason} ->
             loop(S#inlet{agent = trunkline_agent:monitored_ended(Command, Monitor, Pid, Reason,
                                                                  S#inlet.agent)});
-        {'DOWN', Monitor, process, Pid, Reason} ->
-            loop(down(Monitor, Pid, Reason, S));
+        {'DOWN', _, process, _, _} = Down ->
+            loop(down(Down, S));
         {resume, Ref} when is_reference(Ref) ->
             loop(resumed(Ref, S));
         over ->
-            loop(case S#inlet.ends of
-                     {_, {retire, Counterpart}} -> retired(Counterpart, S);
-                     _ -> S#inlet{ends = over}
-                 end);
+            loop(ended(S));
         {unannounced, Request} ->
             loop(S#inlet{agent = trunkline_agent:unannounced(Request, S#inlet.agent)});
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
@@ -490,31 +480,6 @@ fetched({term, Bytes}, #inlet{stats = Stats}) ->
 fetched(_, _) ->
     ok.
 
-%% A server has ended, or an executor, or one of the processes with which a retired inlet ends.
-down(Monitor, Pid, Reason, #inlet{agent = Agent, ends = Ends} = S) ->
-    case is_tuple(Ends) andalso element(1, Ends) =:= retired
-        andalso lists:member(Pid, element(2, Ends)) of
-        true when Reason =:= normal, node(Pid) =/= node() ->
-            counterpart_ended({'DOWN', Monitor, process, Pid, Reason}, S);
-        true -> S#inlet{ends = over};
-        false -> S#inlet{agent = trunkline_agent:down(Pid, Reason, Agent)}
-    end.
-
-%% No process waits at the counterpart any more. But its last replies may be on their way by the
-%% lanes of a later session, with which this inlet ends then. (Without lanes they have come before.)
-counterpart_ended({_, _, _, Pid, _} = Down, #inlet{ends = {retired, Others}} = S) ->
-    case {trunkline_peers:session(node(Pid)), trunkline_peers:lookup(node(Pid))} of
-        {none, #{state := State}} when State =:= greeting; State =:= opening ->
-            _ = erlang:send_after(?AWAITED, self(), Down),
-            S;
-        {none, _} ->
-            S#inlet{ends = over};
-        {Inlets, _} ->
-            Later = tuple_to_list(Inlets),
-            lists:foreach(fun(Inlet) -> monitor(process, Inlet) end, Later),
-            S#inlet{ends = {retired, Later ++ lists:delete(Pid, Others)}}
-    end.
-
 %% The opener has delivered its message, or is dead: maybe before its turn.
 opener_ended(Opener, S) -> opener_ended(Opener, ended, S).
 
@@ -570,6 +535,25 @@ without_missing(#inlet{large = All} = S) ->
                         end
                 end, S, lists:sort(maps:keys(All))).
 
+%% --- the end of the session -----------------------------------------------------
+
+ended(#inlet{ends = {_, {retire, Counterpart}}, route = Route} = S) ->
+    S#inlet{ends = trunkline_retired_inlet:retire(Counterpart, Route)};
+ended(S) ->
+    S#inlet{ends = over}.
+
+%% A server has ended, or an executor, or a process with which this retired inlet ends.
+down(Down, #inlet{ends = {retired, Retired}} = S) ->
+    case trunkline_retired_inlet:down(Down, Retired) of
+        other -> process_ended(Down, S);
+        Ends -> S#inlet{ends = Ends}
+    end;
+down(Down, S) ->
+    process_ended(Down, S).
+
+process_ended({'DOWN', _, process, Pid, Reason}, #inlet{agent = Agent} = S) ->
+    S#inlet{agent = trunkline_agent:down(Pid, Reason, Agent)}.
+
 %% --- credit -------------------------------------------------------------------
 
 %% Acknowledges a batch, except for what waits for its turn.
@@ -620,10 +604,10 @@ timer(_, S) ->
 
 timeout(ack, S) ->
     (acknowledge_rest(S))#inlet{ack_timer = false};
-timeout(awaited, S) ->
-    case is_awaited(S) of
+timeout(awaited, #inlet{agent = Agent, ends = {retired, Retired}} = S) ->
+    case trunkline_agent:is_awaited(Agent) orelse trunkline_retired_inlet:is_watched(Retired) of
         true ->
-            _ = erlang:start_timer(?AWAITED, self(), awaited),
+            ok = trunkline_retired_inlet:look_again(),
             proc_lib:hibernate(?MODULE, loop, [S]);
         false ->
             S#inlet{ends = over}
@@ -640,28 +624,3 @@ timeout(quiet, #inlet{lane = Lane, active = Active} = S) ->
             S2 = S1#inlet{agent = trunkline_agent:sweep(Agent)},
             proc_lib:hibernate(?MODULE, loop, [S2])
     end.
-
-%% --- after the session --------------------------------------------------------
-
-retired(Counterpart, #inlet{route = #route{link = Link, lanes = Lanes}} = S) ->
-    ok = trunkline_watched:retired(self()),
-    Lanes1 = tuple_to_list(Lanes),
-    lists:foreach(fun(Lane) -> monitor(process, Lane) end, Lanes1),
-    unlink(Link),
-    Link ! {retired, self()},
-    _ = erlang:start_timer(?AWAITED, self(), awaited),
-    S#inlet{ends = case trunkline_process:monitor_connected(Counterpart) of
-                       noconnection -> over;
-                       _ -> {retired, [Counterpart | Lanes1]}
-                   end}.
-
-%% The lanes and the counterpart monitor this inlet for their own sake, and so may others: none of
-%% these is a caller.
-is_awaited(#inlet{agent = Agent, ends = {retired, Counterparts}}) ->
-    {monitored_by, By} = process_info(self(), monitored_by),
-    trunkline_agent:is_awaited(Agent)
-        orelse lists:any(fun(Pid) ->
-                                 is_pid(Pid) andalso node(Pid) =:= node()
-                                     andalso not lists:member(Pid, Counterparts)
-                                     andalso not trunkline_watched:is_watching(Pid)
-                         end, By).

@@ -22,7 +22,7 @@
 %%     direct                  plain `!', one by one, in order
 %%     drain                   says when nothing is left in it
 %%
-%% When the link no longer uses it, it may retire (trunkline_retired).
+%% When the link no longer uses it, it may retire (trunkline_retired_lane).
 %%
 %% The mailbox may be long, so every receive here takes the first message, whatever it is. (The
 %% exceptions are requests and exit signals that are left over when their session has ended: see
@@ -194,7 +194,7 @@ init(Parent, #lane{ix = Ix} = Lane) ->
                                trunkline_mailboxes:table(Mailboxes)}),
     proc_lib:hibernate(?MODULE, loop, [Lane#lane{mailboxes = Mailboxes}]).
 
-%% The lane lives on for these inlets, whose callers wait for replies (trunkline_retired).
+%% The lane lives on for these inlets, whose callers wait for replies (trunkline_retired_lane).
 -spec retire(pid(), Inlets :: [pid(), ...]) -> ok.
 retire(Lane, Inlets) ->
     Lane ! {retire, Inlets},
@@ -738,8 +738,8 @@ control({retire, Inlets}, #lane{batches = Batches} = S) ->
     S0 = S#lane{batches = trunkline_batches:end_bypass(over, Batches)},
     #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle} =
         dispose_all(retired, without_asks(S0)),
-    trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
-                               inlets => Inlets});
+    trunkline_retired_lane:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
+                                    inlets => Inlets});
 control({'DOWN', Ref, process, _, _} = Down, S) ->
     case trunkline_throttle:ended(Ref, S#lane.throttle) of
         unknown -> way_event(Down, S);

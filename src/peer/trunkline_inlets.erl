@@ -4,7 +4,8 @@
 %%                                                                                    └───> retired
 %%
 %% A caller that waits for a reply by one inlet may watch another one. So all inlets end together,
-%% unless one takes long to deliver. Inlets that have retired stay for callers (trunkline_inlet).
+%% unless one takes long to deliver. Inlets that have retired stay for callers
+%% (trunkline_retired_inlet).
 %%
 %% This module is a part of the link, which owns the inlets, and gets their messages.
 -module(trunkline_inlets).

@@ -7,7 +7,7 @@
 %% they stay in order. No process waits for anything else that still comes: a message is lost and
 %% counted, and a command is dropped. The lane ends together with the retired inlets that serve
 %% these callers. No process is linked to it.
--module(trunkline_retired).
+-module(trunkline_retired_lane).
 -moduledoc false.
 
 -export([become/1, loop/1]).
