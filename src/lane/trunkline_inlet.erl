@@ -1,40 +1,26 @@
 %% The receiving end of a lane: delivers its messages in order, grants credit, and is the agent for
 %% the requests that the lane brings.
 %%
-%% Large messages arrive outside the lane, which brings a notice in the place of each. An opener
-%% (trunkline_opener), one process for each large message, decodes it, and delivers it when the
-%% inlet says that its turn has come:
+%%     lane ══ batches ══════> inlet ── messages, in order ──> receivers
+%%       ^                      │  │
+%%       └── ack, delivered ────┘  └── requests (trunkline_agent) ──> servers
 %%
-%%     lane ══ notice ══> inlet <── arrived, fragments ── trunkline_dock
-%%                        │  ^
-%%                deliver │  │ delivered, or dead
-%%                        v  │
-%%                       opener ── the message ──> receiver
-%%
-%% Messages that must not overtake a large message wait here. They are not acknowledged while they
-%% wait, so the window bounds them.
+%% A large message arrives outside the lane, which brings a notice in its place: see
+%% trunkline_unpacking. Messages that must not overtake it wait there. They are not acknowledged
+%% while they wait.
 %%
 %% Batches come by the distribution, or by connections of the lane's own, whose sockets this process
 %% owns (trunkline_channels). They are delivered in the order of their numbers (trunkline_arrivals).
 %% A connection that brings anything but batches is closed; the lane sends again what may be lost by
 %% that.
 %%
-%% A registered name is looked up once, as for `!': when the message's turn comes. The turn of a
-%% small message comes when no message of the same sender is in its way to the process that has the
-%% name. The turn of a large message comes with the message itself. Until then it is not known which
-%% process will have the name, so everything that its sender sends behind it waits, whatever the
-%% receiver (see trunkline_turns). What is sent behind a small message to a name waits, too, if that
-%% message is held up. So what one process sends to another is in order, whether it was sent to a
-%% pid or to a name, and whichever process takes the name meanwhile.
-%%
 %% An inlet lives for one session of a link, which may outlive its connection. Then what the inlet
 %% said to its lane may have been lost, and the lane asks for the inlet's state (resume/2). Nothing
 %% else changes. At the end of the session finish/2 lets the inlet deliver what has arrived. Local
 %% callers watch any inlet of the session while they wait for a reply from that node, which may come
 %% by another one. So the inlets end together, when all have delivered, and so does every wait. (If
-%% one takes long to deliver, the others do not wait for it.)
-%%
-%% Or an inlet retires then, and stays for callers (trunkline_retired_inlet).
+%% one takes long to deliver, the others do not wait for it.) Or, after an end in good order, they
+%% retire, and stay for callers (trunkline_retired_inlet).
 %%
 %% The mailbox is off heap, because very many monitored processes may end at once, and each garbage
 %% collection would look at everything in a mailbox on the heap. An off-heap mailbox keeps the order
@@ -51,33 +37,14 @@
 %% for QUIET gives its memory back.
 -define(ACK_DELAY, 20).
 -define(QUIET, 1000).
-%% Until an opener is tried again when there was no process left.
--define(AGAIN, 100).
 %% Bytes of delivered large messages of which the lane need not be told at once.
 -define(TELL, 524288).
 
--dialyzer({no_improper_lists, [deliver/4, deliver_opened/3]}).
+-dialyzer({no_improper_lists, [deliver_opened/3]}).
 
--type serial() :: pos_integer().             % of a large message
 %% What an inlet does when everything is delivered that had arrived.
 -type then() :: over | {retire, Counterpart :: pid()}.
--type receiver() :: trunkline_turns:receiver().
-%% What waits for its turn: a message, or a large message.
--type item() :: {message, trunkline_gate:charge(), trunkline_lane:entry()}
-              | {large, serial()}.
--record(large,
-        {sender :: pid(),
-         receiver :: receiver(),
-         to :: trunkline_lane:to(),
-         sizes :: trunkline_opener:sizes(),
-         charge :: trunkline_gate:charge(),
-         turn = false :: boolean(),
-         %% `lost': with the session. It is not acknowledged, so that the lane counts it.
-         opener = none :: none | later | pid() | ended | lost}).
-
-%% (An element of an atom makes a guard fail.)
--define(IS_FINISHING(S), (element(1, S#inlet.ends) =:= finishing
-                          orelse element(1, S#inlet.ends) =:= told)).
+-type serial() :: trunkline_notices:serial().
 
 -record(inlet,
         {ix :: pos_integer(),
@@ -86,11 +53,8 @@
          stats :: trunkline_stats:stats(),
          window :: trunkline_window:receiver(),
          agent :: trunkline_agent:agent(),
-         turns = trunkline_turns:new() :: trunkline_turns:turns(item()),
-         large = #{} :: #{serial() => #large{}},                   % of which a notice has come
-         arrived = #{} :: #{serial() => trunkline_reassembly:parts()},   % before its notice
-         openers = #{} :: #{pid() | Later :: reference() => serial()},
-         delivered = [] :: [serial()],                             % the lane has not been told yet
+         unpacking :: trunkline_unpacking:unpacking(),
+         delivered = [] :: [serial()],          % large messages: the lane has not been told yet
          delivered_bytes = 0 :: non_neg_integer(),
          %% At the end of the session: it delivers; the link knows that everything is delivered.
          ends = no :: no | {finishing, then()} | {told, then()}
@@ -113,7 +77,8 @@ init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
     ok = trunkline_process:label({trunkline_inlet, node(Lane), Ix}),
     Inlet = #inlet{ix = Ix, lane = Lane, stats = Stats, route = Route,
                    window = trunkline_window:receiver(WindowBytes),
-                   agent = trunkline_agent:new(Route)},
+                   agent = trunkline_agent:new(Route),
+                   unpacking = trunkline_unpacking:new(Lane, Stats)},
     proc_lib:hibernate(?MODULE, loop, [Inlet]).
 
 %% Sends a batch by the distribution. That may suspend the caller while the connection is busy.
@@ -162,10 +127,6 @@ answered(Inlet, Requests) ->
     ok.
 
 -spec loop(#inlet{}) -> no_return() | ok.
-loop(#inlet{ends = {finishing, Then}, openers = Openers, route = Route} = S)
-  when map_size(Openers) =:= 0 ->
-    Route#route.link ! {finished, self()},
-    loop(S#inlet{ends = {told, Then}});
 loop(#inlet{ends = over, agent = Agent}) ->
     trunkline_agent:ended(Agent);
 loop(S) ->
@@ -183,20 +144,20 @@ loop(S) ->
         {server_ended, Server, Reason} ->
             loop(S#inlet{agent = trunkline_agent:server_ended(Server, Reason, S#inlet.agent)});
         {arrived, Number, Parts} ->
-            loop(timer(quiet, open(Number, Parts, S)));
-        {opened, Opener, To, Message} when is_map_key(Opener, S#inlet.openers) ->
-            %% The receiver is not known, or there are several: see trunkline_opener.
-            S1 = deliver_opened(To, Message, S),
-            loop(opener_ended(Opener, opener_delivered(Opener, S1)));
-        {missing, Opener} ->
-            loop(opener_ended(Opener, S));
-        {lost, Opener} ->
-            loop(opener_ended(Opener, lost, S));
-        {delivered, Opener} ->
-            loop(opener_ended(Opener, opener_delivered(Opener, S)));
-        {'DOWN', Monitor, process, Opener, Reason} when is_map_key(Opener, S#inlet.openers) ->
-            Down = {'DOWN', Monitor, process, Opener, Reason},
-            loop(opener_died(Opener, down(Down, broken(Opener, S))));
+            Arrived = trunkline_unpacking:arrived(Number, Parts, S#inlet.unpacking),
+            loop(timer(quiet, steps(Arrived, S)));
+        {delivered, _} = News ->
+            loop(news(News, S));
+        {opened, Opener, To, Message} ->
+            loop(opened(Opener, To, Message, S));
+        {missing, _} = News ->
+            loop(news(News, S));
+        {lost, _} = News ->
+            loop(news(News, S));
+        {timeout, _, {opener, _}} = News ->
+            loop(news(News, S));
+        {opener_ended, _, process, _, _} = News ->
+            loop(news(News, S));
         {{ended, _, _, _} = Command, Monitor, process, Pid, Reason} ->
             loop(S#inlet{agent = trunkline_agent:monitored_ended(Command, Monitor, Pid, Reason,
                                                                  S#inlet.agent)});
@@ -211,10 +172,6 @@ loop(S) ->
         {timeout, _, Timer} when Timer =:= ack; Timer =:= quiet; Timer =:= awaited ->
             %% Once a second, at least, it moves on to code that has been loaded meanwhile.
             ?MODULE:loop(timeout(Timer, S));
-        {timeout, Timer, {open, Parts}} when is_map_key(Timer, S#inlet.openers) ->
-            loop(open_again(Timer, Parts, S));
-        {timeout, Timer, died} when is_map_key(Timer, S#inlet.openers) ->
-            loop(opener_died(Timer, S));
         {finish, Then, N} when N > 0 ->
             %% When the first message to itself is here, so are all batches that had arrived; when
             %% the second one is, these batches have been delivered.
@@ -222,8 +179,8 @@ loop(S) ->
             loop(S);
         {finish, Then, _} ->
             Arrivals = trunkline_arrivals:without_early(S#inlet.arrivals),
-            loop(without_missing(S#inlet{ends = {finishing, Then}, arrived = #{},
-                                         arrivals = Arrivals}));
+            S1 = S#inlet{ends = {finishing, Then}, arrivals = Arrivals},
+            loop(finished(steps(trunkline_unpacking:finish(S#inlet.unpacking), S1)));
         {system, From, Request} ->
             trunkline_process:system(From, Request, fun ?MODULE:loop/1, S);
         {socket, _, Transport, Socket} ->
@@ -231,8 +188,6 @@ loop(S) ->
             loop(timer(quiet, S));
         {frame, Frame} ->
             loop(frame(distribution, Frame, S));
-        {opened, _, _, _} ->
-            loop(S);                         % its opener is dead
         Other ->
             loop(event(trunkline_transport:event(Other), Other, S))
     end.
@@ -281,19 +236,16 @@ deliver([[To | Message] | Entries], Agent, Waiting, S) when not is_tuple(To) ->
 deliver([[{each, Addressees} | Encoded] | Entries], Agent, Waiting, S) ->
     ok = trunkline_multicast:deliver(Addressees, binary_to_term(Encoded)),
     deliver(Entries, Agent, Waiting, S);
-deliver([[{behind, Charge, Sender, To} | Message] | Entries], Agent, Waiting, S) ->
-    {To1, Receiver} = receiver_now(To, Sender, S#inlet.turns),
-    Entry = [To1 | Message],
-    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {no_time, {message, Charge, Entry}},
-                                           S#inlet.turns),
-    S1 = S#inlet{turns = Turns},
-    case Items of
-        [] -> deliver(Entries, Agent, Waiting + Charge, S1);
-        [_] -> deliver(arrived([Entry], S) ++ Entries, Agent, Waiting, S1)
+deliver([[{behind, Charge, _, _} = Behind | Message] | Entries], Agent, Waiting, S) ->
+    case trunkline_unpacking:behind(Behind, Message, S#inlet.unpacking) of
+        {now, Entry, Unpacking} ->
+            deliver(arrived([Entry], S) ++ Entries, Agent, Waiting, S#inlet{unpacking = Unpacking});
+        {later, Unpacking} ->
+            deliver(Entries, Agent, Waiting + Charge, S#inlet{unpacking = Unpacking})
     end;
-deliver([[{notice, Charge, Number, Sender, To} | Sizes] | Entries], Agent, Waiting, S) ->
-    S1 = noticed(Number, #large{sender = Sender, receiver = receiver(To), to = To, sizes = Sizes,
-                                charge = Charge}, S#inlet{agent = Agent}),
+deliver([[{notice, Charge, _, _, _} = Notice | Sizes] | Entries], Agent, Waiting, S) ->
+    S1 = steps(trunkline_unpacking:noticed(Notice, Sizes, S#inlet.unpacking),
+               S#inlet{agent = Agent}),
     deliver(Entries, S1#inlet.agent, Waiting + Charge, S1);
 deliver([[Command | Message] | Entries], Agent, Waiting, S) ->
     deliver(Entries, trunkline_agent:step(Command, Message, Agent), Waiting, S);
@@ -303,206 +255,29 @@ deliver([], Agent, Waiting, S) ->
 %% Some may be for destinations that should have bounded their senders.
 arrived(Entries, #inlet{lane = Lane}) -> trunkline_bounded:arrived(node(Lane), Entries).
 
-%% A message that an opener has decoded.
-deliver_opened({each, Addressees}, Message, S) ->
-    trunkline_multicast:foldl(fun(Each, S0) -> deliver_opened(Each, Message, S0) end, S, Addressees,
-                              Message);
-deliver_opened(To, Message, S) ->
-    {0, S1} = deliver(arrived([[To | Message]], S), S#inlet.agent, 0, S),
-    S1.
-
 %% --- large messages -----------------------------------------------------------
 
-%% The process that will get the message, if that can be known before its turn.
-receiver(To) when is_pid(To) -> To;
-receiver(To) when is_reference(To); is_atom(To) -> any;
-receiver(Command) ->
-    case trunkline_command:receiver(Command) of
-        Receiver when is_pid(Receiver) -> Receiver;
-        _ -> any
-    end.
+news({opener_ended, _, process, Opener, Reason} = News, S) ->
+    S1 = steps(trunkline_unpacking:news(News, S#inlet.unpacking), S),
+    finished(process_ended(Opener, Reason, S1));          % it may have executed a function
+news(News, S) ->
+    finished(steps(trunkline_unpacking:news(News, S#inlet.unpacking), S)).
 
-%% The receiver of a message that takes no time. If nothing is in its way to the process that has
-%% the name now, its turn has come, and from here on it is for that process.
-receiver_now(Name, Sender, Turns) when is_atom(Name) ->
-    case whereis(Name) of
-        Pid when is_pid(Pid) ->
-            case trunkline_turns:is_free(Sender, Pid, Turns) of
-                true -> {Pid, Pid};
-                false -> {Name, any}
-            end;
-        _ ->
-            {Name, any}
-    end;
-receiver_now({turn, Name, _, _} = To, _, _) when is_atom(Name) ->
-    %% The sender has the term, which takes time: by then another process may have the name.
-    {To, any};
-receiver_now(To, Sender, Turns) when is_tuple(To) ->
-    case trunkline_command:receiver(To) of
-        {name, Name} ->
-            case receiver_now(Name, Sender, Turns) of
-                {_, any} -> {To, any};
-                {Pid, Pid} -> {trunkline_command:for(Pid, To), Pid}
-            end;
-        _ ->
-            {To, receiver(To)}
-    end;
-receiver_now(To, _, _) ->
-    {To, receiver(To)}.
+steps({Steps, Unpacking}, S) -> lists:foldl(fun step/2, S#inlet{unpacking = Unpacking}, Steps).
 
-noticed(Number, #large{sender = Sender, receiver = Receiver} = Large, S) ->
-    {Items, Turns} = trunkline_turns:enter(Sender, Receiver, {time, {large, Number}},
-                                           S#inlet.turns),
-    S1 = items(Items, S#inlet{turns = Turns, large = (S#inlet.large)#{Number => Large}}),
-    case maps:take(Number, S1#inlet.arrived) of
-        {Parts, Arrived} -> open(Number, Parts, S1#inlet{arrived = Arrived});
-        error when ?IS_FINISHING(S) -> ended(Number, lost, S1);
-        error when element(1, Large#large.sizes) =:= term ->
-            open(Number, {term, S#inlet.lane, Number}, S1);
-        error -> S1
-    end.
-
-%% Has it decoded before its turn comes, in parallel with everything else.
-open(Number, {term, _, _}, S) when ?IS_FINISHING(S) ->
-    ended(Number, lost, S);
-open(Number, Parts, #inlet{large = All} = S) ->
-    case All of
-        #{Number := #large{opener = none, sizes = Sizes} = Large} ->
-            {Opener, Started} = start_opener(Parts, Sizes, {open, Parts}),
-            turn(Number, S#inlet{large = All#{Number := Large#large{opener = Opener}},
-                                 openers = (S#inlet.openers)#{Started => Number}});
-        #{} when ?IS_FINISHING(S); is_map_key(Number, All) ->
-            S;
-        #{} ->
-            S#inlet{arrived = (S#inlet.arrived)#{Number => Parts}}
-    end.
-
-%% If there is no process left, that timer ends later.
-start_opener(Parts, Sizes, Again) ->
-    case trunkline_opener:start(Parts, Sizes) of
-        {ok, {Pid, _}} -> {Pid, Pid};
-        {error, system_limit} -> {later, erlang:start_timer(?AGAIN, self(), Again)}
-    end.
-
-open_again(Timer, Parts, #inlet{openers = Openers, large = All} = S) ->
-    {Number, Openers1} = maps:take(Timer, Openers),
-    #{Number := Large} = All,
-    open(Number, Parts, S#inlet{openers = Openers1,
-                                large = All#{Number := Large#large{opener = none}}}).
-
-%% First all of the items, and only then what follows from those that are lost already.
-items(Items, S) ->
-    {Ended, S1} = lists:foldl(fun item/2, {[], S}, Items),
-    lists:foldl(fun done/2, S1, lists:reverse(Ended)).
-
-item({large, Number}, {Ended, #inlet{large = All} = S}) ->
-    case All of
-        #{Number := #large{opener = Opener}} when Opener =:= ended; Opener =:= lost ->
-            {[Number | Ended], S};
-        #{Number := Large} ->
-            {Ended, turn(Number, S#inlet{large = All#{Number := Large#large{turn = true}}})}
-    end;
-item({message, Charge, Entry}, {Ended, S}) ->
+step({turn, Opener, To, Receiver}, S) ->
+    {Address, S1} = address(To, Receiver, Opener, S),
+    ok = trunkline_opener:deliver(Opener, Address),
+    S1;
+step({message, Charge, Entry}, S) ->
     {0, S1} = deliver(arrived([Entry], S), S#inlet.agent, 0, S),
-    {Ended, acknowledge(Charge, S1)}.
-
-%% A large message is delivered when its turn has come and it is here.
-turn(Number, #inlet{large = All} = S) ->
-    case All of
-        #{Number := #large{turn = true, opener = Opener, to = To}} when is_pid(Opener) ->
-            {Address, S1} = address(To, Opener, S),
-            ok = trunkline_opener:deliver(Opener, Address),
-            S1;
-        #{Number := #large{turn = true, opener = Opener}} when Opener =:= ended; Opener =:= lost ->
-            done(Number, S);
-        _ ->
-            S
-    end.
-
-address(To, _, S) when is_pid(To) ->
-    {{To, To, plain}, S};
-address(To, _, S) when is_reference(To); is_atom(To); element(1, To) =:= each ->
-    {{To, any, plain}, S};
-address(Command, Opener, S) when element(1, Command) =:= apply ->
-    Agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent),
-    {{executor, Command}, S#inlet{agent = Agent}};
-address({exit, _, _} = Command, _, S) ->
-    {{signal, Command}, S};
-address(Command, _, S) ->
-    case trunkline_agent:address(Command, S#inlet.agent) of
-        {nobody, Agent} ->
-            {nobody, S#inlet{agent = Agent}};
-        {To, Wrap, Agent} when is_pid(To) ->
-            {{To, To, Wrap}, S#inlet{agent = Agent}};
-        {To, Wrap, Agent} ->
-            {{To, receiver(Command), Wrap}, S#inlet{agent = Agent}}
-    end.
-
-%% The opener has died with its message. A caller that waits for it, or for a reply to it, is told.
-%% (A reply that the lane has sent straight to the caller just then comes too late.)
-broken(Opener, #inlet{stats = Stats, openers = Openers, large = All, lane = Lane,
-                      agent = Agent} = S) ->
-    trunkline_stats:add(Stats, peer, large_broken, 1),
-    #{Opener := Number} = Openers,
-    case All of
-        #{Number := #large{to = To}} when is_tuple(To) ->
-            S#inlet{agent = trunkline_agent:broken(To, Lane, Agent)};
-        #{} -> S
-    end.
-
-%% The opener of a term may have asked the lane to send the term to its receiver. What comes behind
-%% waits until it has arrived, or never will. So another opener asks for it, and drops what it gets.
-opener_died(Opener, #inlet{openers = Openers, large = All, lane = Lane} = S) ->
-    {Number, Openers1} = maps:take(Opener, Openers),
-    case All of
-        #{Number := #large{sizes = {term, _} = Sizes, turn = true} = Large} ->
-            {Another, Started} = start_opener({term, Lane, Number}, Sizes, died),
-            _ = is_pid(Another) andalso trunkline_opener:deliver(Another, nobody),
-            S#inlet{openers = Openers1#{Started => Number},
-                    large = All#{Number := Large#large{to = nobody, opener = later}}};
-        #{} ->
-            opener_ended(Opener, S)
-    end.
-
-opener_delivered(Opener, #inlet{openers = Openers, large = All} = S) ->
-    case Openers of
-        #{Opener := Number} ->
-            #{Number := #large{to = To, sizes = Sizes}} = All,
-            ok = fetched(Sizes, S),
-            ok = trunkline_agent:delivered(To);
-        #{} ->
-            ok
-    end,
-    S.
-
-fetched({term, Bytes}, #inlet{stats = Stats}) ->
-    trunkline_stats:add(Stats, peer, large_arrived_bytes, Bytes);
-fetched(_, _) ->
-    ok.
-
-%% The opener has delivered its message, or is dead: maybe before its turn.
-opener_ended(Opener, S) -> opener_ended(Opener, ended, S).
-
-opener_ended(Opener, How, #inlet{openers = Openers} = S) ->
-    case maps:take(Opener, Openers) of
-        {Number, Openers1} -> ended(Number, How, S#inlet{openers = Openers1});
-        error -> S
-    end.
-
-ended(Number, How, #inlet{large = All} = S) ->
-    #{Number := Large} = All,
-    turn(Number, S#inlet{large = All#{Number := Large#large{opener = How}}}).
-
-%% It is the turn of those behind it. (They are delivered before the lane is told: a reply of the
-%% same sender, which the lane may send by the distribution then, must not overtake them.)
-done(Number, #inlet{large = All} = S) ->
-    {#large{sender = Sender, receiver = Receiver} = Large, All1} = maps:take(Number, All),
-    {Items, Turns} = trunkline_turns:done(Sender, Receiver, S#inlet.turns),
-    acknowledge_large(Number, Large, items(Items, S#inlet{large = All1, turns = Turns})).
-
-acknowledge_large(_, #large{opener = lost}, S) ->
+    acknowledge(Charge, S1);
+step({delivered, To}, S) ->
+    ok = trunkline_agent:delivered(To),
     S;
-acknowledge_large(Number, #large{charge = Charge, sizes = Sizes}, S) ->
+step({broken, To}, #inlet{lane = Lane, agent = Agent} = S) ->
+    S#inlet{agent = trunkline_agent:broken(To, Lane, Agent)};
+step({done, Number, Charge, Sizes}, S) ->
     S1 = acknowledge(Charge, tell(Number, trunkline_opener:bytes(Sizes), S)),
     case Sizes of
         %% If the lane is idle now, the next term need not wait for its turn.
@@ -510,32 +285,53 @@ acknowledge_large(Number, #large{charge = Charge, sizes = Sizes}, S) ->
         _ -> S1
     end.
 
-%% The lane is told of many at a time if they are not so large: to tell of one costs
-%% as much as the message itself.
-tell(Number, Bytes, #inlet{delivered = Numbers, delivered_bytes = Sum} = S) ->
-    S1 = S#inlet{delivered = [Number | Numbers], delivered_bytes = Sum + Bytes},
-    if Sum + Bytes >= ?TELL -> tell(S1);
-       true -> timer(ack, S1)
+address(To, Receiver, _, S) when is_pid(To); is_reference(To); is_atom(To) ->
+    {{To, Receiver, plain}, S};
+address({each, _} = To, _, _, S) ->
+    {{To, any, plain}, S};
+address(Command, _, Opener, S) when element(1, Command) =:= apply ->
+    Agent = trunkline_agent:executed_by(Opener, Command, S#inlet.agent),
+    {{executor, Command}, S#inlet{agent = Agent}};
+address({exit, _, _} = Command, _, _, S) ->
+    {{signal, Command}, S};
+address(Command, Receiver, _, S) ->
+    case trunkline_agent:address(Command, S#inlet.agent) of
+        {nobody, Agent} ->
+            {nobody, S#inlet{agent = Agent}};
+        {To, Wrap, Agent} when is_pid(To) ->
+            {{To, To, Wrap}, S#inlet{agent = Agent}};
+        {To, Wrap, Agent} ->
+            {{To, Receiver, Wrap}, S#inlet{agent = Agent}}
     end.
 
-tell(#inlet{delivered = []} = S) ->
-    S;
-tell(#inlet{lane = Lane, delivered = Numbers} = S) ->
-    ok = trunkline_process:send_connected(Lane, {delivered, self(), Numbers}),
-    S#inlet{delivered = [], delivered_bytes = 0}.
+%% An opener has decoded the message, and leaves it to the inlet to deliver it: the receiver is not
+%% known, or its mailbox is off heap, or there are several.
+opened(Opener, To, Message, S) ->
+    case trunkline_unpacking:is_opener(Opener, S#inlet.unpacking) of
+        true -> news({delivered, Opener}, deliver_opened(To, Message, S));
+        false -> S                           % it is dead
+    end.
 
-%% What is not here now will not come any more.
-without_missing(#inlet{large = All} = S) ->
-    lists:foldl(fun(Number, #inlet{large = Large} = S1) ->
-                        case Large of
-                            #{Number := #large{opener = none}} -> ended(Number, lost, S1);
-                            #{Number := #large{opener = Opener, sizes = {term, _}, turn = false}}
-                              when is_pid(Opener) -> ok = trunkline_opener:finish(Opener), S1;
-                            #{} -> S1
-                        end
-                end, S, lists:sort(maps:keys(All))).
+deliver_opened({each, Addressees}, Message, S) ->
+    trunkline_multicast:foldl(fun(Each, S0) -> deliver_opened(Each, Message, S0) end, S, Addressees,
+                              Message);
+deliver_opened(To, Message, S) ->
+    {0, S1} = deliver(arrived([[To | Message]], S), S#inlet.agent, 0, S),
+    S1.
 
 %% --- the end of the session -----------------------------------------------------
+
+%% Tells the link when everything is delivered.
+finished(#inlet{ends = {finishing, Then}, unpacking = Unpacking, route = Route} = S) ->
+    case trunkline_unpacking:is_done(Unpacking) of
+        true ->
+            Route#route.link ! {finished, self()},
+            S#inlet{ends = {told, Then}};
+        false ->
+            S
+    end;
+finished(S) ->
+    S.
 
 ended(#inlet{ends = {_, {retire, Counterpart}}, route = Route} = S) ->
     S#inlet{ends = trunkline_retired_inlet:retire(Counterpart, Route)};
@@ -543,15 +339,15 @@ ended(S) ->
     S#inlet{ends = over}.
 
 %% A server has ended, or an executor, or a process with which this retired inlet ends.
-down(Down, #inlet{ends = {retired, Retired}} = S) ->
+down({'DOWN', _, process, Pid, Reason} = Down, #inlet{ends = {retired, Retired}} = S) ->
     case trunkline_retired_inlet:down(Down, Retired) of
-        other -> process_ended(Down, S);
+        other -> process_ended(Pid, Reason, S);
         Ends -> S#inlet{ends = Ends}
     end;
-down(Down, S) ->
-    process_ended(Down, S).
+down({'DOWN', _, process, Pid, Reason}, S) ->
+    process_ended(Pid, Reason, S).
 
-process_ended({'DOWN', _, process, Pid, Reason}, #inlet{agent = Agent} = S) ->
+process_ended(Pid, Reason, #inlet{agent = Agent} = S) ->
     S#inlet{agent = trunkline_agent:down(Pid, Reason, Agent)}.
 
 %% --- credit -------------------------------------------------------------------
@@ -579,6 +375,20 @@ acknowledge_rest(S0) ->
         none -> S
     end.
 
+%% The lane is told of many large messages at a time if they are not so large: to tell of one costs
+%% as much as the message itself.
+tell(Number, Bytes, #inlet{delivered = Numbers, delivered_bytes = Sum} = S) ->
+    S1 = S#inlet{delivered = [Number | Numbers], delivered_bytes = Sum + Bytes},
+    if Sum + Bytes >= ?TELL -> tell(S1);
+       true -> timer(ack, S1)
+    end.
+
+tell(#inlet{delivered = []} = S) ->
+    S;
+tell(#inlet{lane = Lane, delivered = Numbers} = S) ->
+    ok = trunkline_process:send_connected(Lane, {delivered, self(), Numbers}),
+    S#inlet{delivered = [], delivered_bytes = 0}.
+
 %% Tells of large messages first: when everything that a lane has sent is acknowledged, it knows of
 %% all large messages, too.
 ack(Ack, Charge, S0) ->
@@ -587,9 +397,10 @@ ack(Ack, Charge, S0) ->
     ok = trunkline_process:send_connected(Lane, {ack, Ack, self(), Charge, Arrived}),
     S.
 
-resumed(Ref, #inlet{lane = Lane, arrivals = Arrivals, window = Window, large = Large} = S) ->
+resumed(Ref, #inlet{lane = Lane, arrivals = Arrivals, window = Window} = S) ->
     Answer = {resumed, Ref, trunkline_arrivals:next(Arrivals),
-              trunkline_window:acknowledged(Window), maps:keys(Large)},
+              trunkline_window:acknowledged(Window),
+              trunkline_unpacking:undelivered(S#inlet.unpacking)},
     ok = trunkline_process:send_connected(Lane, Answer),
     S#inlet{delivered = [], delivered_bytes = 0}.
 

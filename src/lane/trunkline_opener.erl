@@ -39,7 +39,7 @@
 -export([start/2, deliver/2, finish/1, bytes/1]).
 -export([await/1]).
 
--export_type([sizes/0]).
+-export_type([parts/0, sizes/0, ended/0]).
 
 %% The addressee, whose mailbox that is, and in which form; `nobody': no process gets the message;
 %% `executor': this process executes it; `signal': it is the reason of an exit signal.
@@ -59,13 +59,18 @@
 %% ms: how long messages behind an exit signal wait if its receiver does not get to run.
 -define(SIGNAL, 1000).
 
+%% What the inlet gets when the opener has ended.
+-type ended() :: {opener_ended, reference(), process, Opener :: pid(), Reason :: term()}.
+
 %% The calling process is the inlet, and monitors the opener.
 -spec start(parts(), sizes()) ->
           {ok, {pid(), reference()}} | {error, system_limit}.
 start(Parts, Sizes) ->
     Inlet = self(),
     trunkline_process:start(
-      fun() -> spawn_monitor(fun() -> open(Inlet, Parts, Sizes) end) end).
+      fun() -> spawn_opt(fun() -> open(Inlet, Parts, Sizes) end,
+                         [{monitor, [{tag, opener_ended}]}])
+      end).
 
 %% The inlet may just have monitored the receiver. If the message is an exit signal, or a request
 %% that ends the receiver, the 'DOWN' must have its reason, and not noproc. But the runtime system
