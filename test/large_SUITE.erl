@@ -961,7 +961,7 @@ becomes_known(_) ->
                     cluster:await(fun() -> kinds(A, Caller) =:= [small, list, list] end),
                     cluster:await(fun() -> is_known(B, A, Caller) end)
             end,
-    ?assertEqual(0, cluster:count_calls(B, [{trunkline_lane, as_term, 4}], Learn)),
+    ?assertEqual(0, cluster:count_calls(B, [{trunkline_replies, enter_term, 5}], Learn)),
     cluster:stop_all([A, B]).
 
 %% (Who asks means to send, so that it is not forgotten between two looks.)
@@ -988,7 +988,7 @@ keep_known(A, Receiver) ->
 
 %% Again if no reply has gone past the lane, which may have just forgotten what it knew.
 past_the_lane(B, Fun) ->
-    Functions = [{trunkline_lane, send_kept, 2}, {trunkline_lane, send_reply, 4}],
+    Functions = [{trunkline_lane, send_kept, 2}, {trunkline_replies, send, 4}],
     cluster:await(fun() -> cluster:count_calls(B, Functions, Fun) > 0 end).
 
 do(B, Server, Step) ->

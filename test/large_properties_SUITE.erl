@@ -4,10 +4,12 @@
 -include("counterexample.hrl").
 
 -export([all/0, init_per_suite/1, end_per_suite/1]).
--export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, notices/1, asks/1,
-         quantum/1, wire/1]).
+-export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, notices/1, replies/1,
+         first_replies/1, asks/1, quantum/1, wire/1]).
 
-all() -> [parcel, parcel_bounds, fragments, journey, turns, notices, asks, quantum, wire].
+all() ->
+    [parcel, parcel_bounds, fragments, journey, turns, notices, replies, first_replies, asks,
+     quantum, wire].
 
 %% What binaries are made of: bytes of which each stretch is another.
 -define(STOCK, (1 bsl 20)).
@@ -522,6 +524,146 @@ notices_step(_, Notices, Model) ->
     {Notices, Model, true}.
 
 nth(N, List) -> lists:nth(N rem length(List) + 1, List).
+
+%% --- replies: what enters the lane is counted, and its agent hears of it once ---------------
+
+%% What the lane has to know of a reply is in its entry: whether it is large, and whether it comes
+%% behind one that is. Its agent hears of it when it has left, and not before.
+replies(_) -> check(300, prop_replies()).
+
+-record(replied,
+        {replies :: trunkline_replies:replies(),
+         notices = trunkline_notices:new() :: trunkline_notices:notices(),
+         inside = [] :: list(),              % {Caller, Server}, of the agent that is this process
+         small = 0 :: integer(),             % the levels of the gate
+         marked = [] :: list(),              % servers with large replies
+         numbers = [] :: list()}).           % of the large replies
+
+prop_replies() ->
+    ?ALL(Steps, list(replies_step()),
+         begin
+             Gate = trunkline_gate:new(1),
+             Servers = [spawn(fun() -> receive stop -> ok end end) || _ <- [1, 2, 3]],
+             Large = trunkline_gate:limit(1000),
+             Replies = trunkline_replies:new(
+                         #{node => node(), gate => Gate, stats => trunkline_stats:new(1),
+                           lane => {1, 1 bsl 30},
+                           bulk => {2, Large, trunkline_gate:limit(1 bsl 30)}}),
+             Step = fun(S, W) -> replies_step(S, list_to_tuple(Servers), W) end,
+             W = lists:foldl(Step, #replied{replies = Replies}, Steps),
+             {Charges, _} = lists:mapfoldl(fun trunkline_notices:settle/2, W#replied.notices,
+                                           W#replied.numbers),
+             _ = replies_step(left, {}, W),
+             [exit(Server, kill) || Server <- Servers],
+             conjunction([{small, trunkline_gate:level(Gate, 1) =:= W#replied.small},
+                          {large, trunkline_gate:level(Gate, 2) =:= lists:sum(Charges)}])
+         end).
+
+replies_step() ->
+    frequency([{6, {enter, range(1, 3), oneof([small, binary, list]), boolean()}},
+               {2, {term, range(1, 3)}}, {2, left}]).
+
+replies_step(left, _, #replied{replies = Replies, inside = Inside} = W) ->
+    case trunkline_replies:left(Replies) of
+        none ->
+            [] = Inside,
+            W;
+        Replies1 ->
+            Told = receive {answered, Requests} -> Requests after 0 -> none end,
+            {Same, Same} = {lists:sort(Inside), lists:sort(Told)},
+            none = trunkline_replies:left(Replies1),
+            W#replied{replies = Replies1, inside = []}
+    end;
+replies_step({enter, N, Kind, IsClosed}, Servers, W) ->
+    Server = element(N, Servers),
+    Reply = case Kind of
+                small -> small;
+                binary -> stock(0, 2000);
+                list -> lists:seq(1000, 2000)
+            end,
+    Caller = make_ref(),
+    Size = trunkline_shape:size(Reply),
+    {Place, Entry, Notices, Replies} =
+        trunkline_replies:enter(Size, {Caller, {self(), Server}, self()}, Reply, IsClosed,
+                                W#replied.notices, W#replied.replies),
+    Expected = case {Kind =:= small orelse IsClosed, lists:member(Server, W#replied.marked)} of
+                   {true, true} -> [{behind, Place, Server, {reply, Caller, self()}} | Reply];
+                   {true, false} -> [{reply, Caller} | Reply];
+                   {false, _} -> large
+               end,
+    replies_entered(Expected, Reply, Caller, Server, Place, Entry,
+                    W#replied{notices = Notices, replies = Replies});
+replies_step({term, N}, Servers, W) ->
+    Server = element(N, Servers),
+    Reply = [{atom, M} || M <- lists:seq(1, 500)],
+    Caller = make_ref(),
+    {Place, Entry, Notices, Replies} =
+        trunkline_replies:enter_term(trunkline_gate:charge(Reply),
+                                     {Caller, {self(), Server}, self()},
+                                     Reply, W#replied.notices, W#replied.replies),
+    [_ | Parcel] = Entry,
+    true = trunkline_parcel:is_term(Parcel),
+    replies_entered(large, Reply, Caller, Server, Place, Entry,
+                    W#replied{notices = Notices, replies = Replies}).
+
+%% (Of a long term the lane hears when it has looked through its mailbox.)
+replies_entered(large, Reply, Caller, Server, Place, Entry, #replied{numbers = Numbers} = W) ->
+    [{parcel, Place, N, Server, {reply, Caller, _}} | Parcel] = Entry,
+    Reply = trunkline_parcel:unpack_sent(Parcel),
+    Replies = receive {looked_through, _} = Looked ->
+                          trunkline_replies:event(Looked, W#replied.replies)
+              after 0 ->
+                      W#replied.replies
+              end,
+    replies_inside(Caller, Server, Place,
+                   W#replied{replies = Replies, numbers = [N | Numbers],
+                             marked = [Server | W#replied.marked]});
+replies_entered(Entry, _, Caller, Server, Place, Entry, W) ->
+    replies_inside(Caller, Server, Place, W).
+
+replies_inside(Caller, Server, Place, #replied{inside = Inside, small = Small} = W) ->
+    W#replied{inside = [{Caller, Server} | Inside], small = Small + Place}.
+
+%% When a fence has arrived: those at the beginning that are terms, for a caller whose mailbox is
+%% known, of a server that has nothing under way; and until they are too many.
+first_replies(_) -> check(prop_first_replies()).
+
+prop_first_replies() ->
+    ?ALL({Plan, Most}, {list({range(1, 3), oneof([known, known, other]),
+                              oneof([term, term, term, packed, message]), range(1, 5)}),
+                        trunkline_in_turn:most_at_once() div 3},
+         begin
+             Servers = {Busy, _, _} = list_to_tuple([spawn(fun() -> ok end) || _ <- [1, 2, 3]]),
+             {[_ | _], Notices} = trunkline_notices:mark(7, Busy, [{parcel, 7, to} | parcel],
+                                                         trunkline_notices:new()),
+             Mailboxes = trunkline_mailboxes:know(self(), go, trunkline_mailboxes:new()),
+             Entries = [first_entry(element(S, Servers), Whose, Kind, N * Most)
+                        || {S, Whose, Kind, N} <- Plan],
+             Under = trunkline_notices:leave(1, 1, Notices),
+             {First, Rest} = trunkline_replies:first(Entries, Under, Mailboxes),
+             true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
+             {Few, _} = lists:mapfoldl(fun({S, Whose, Kind, N}, Bytes) ->
+                                               {S =/= 1 andalso Whose =:= known
+                                                andalso Kind =:= term
+                                                andalso Bytes < trunkline_in_turn:most_at_once(),
+                                                Bytes + N * Most}
+                                       end, 0, Plan),
+             First ++ Rest =:= Entries
+                 andalso length(First) =:= length(lists:takewhile(fun(Is) -> Is end, Few))
+         end).
+
+first_entry(_, _, message, _) ->
+    [self() | message];
+first_entry(Server, Whose, Kind, Bytes) ->
+    Caller = case Whose of
+                 known -> self();
+                 other -> Server
+             end,
+    [{parcel, 7, 7, Server, {reply, make_ref(), Caller}}
+     | case Kind of
+           term -> trunkline_parcel:term(term, Bytes);
+           packed -> trunkline_parcel:pack(packed)
+       end].
 
 %% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
 

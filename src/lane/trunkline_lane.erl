@@ -44,9 +44,8 @@
 %% Anything may be lost with the connection: batches, acknowledgements, news of large messages. So
 %% the inlet reports its whole state, and nothing depends on what was said before.
 %%
-%% Servers reply here, to the lane's alias (see trunkline_agent). Such a reply has passed no gate:
-%% it is counted when the lane takes it, and beyond the bound its server is suspended until there is
-%% room (trunkline_throttle).
+%% Servers reply here, to the lane's alias. How a reply goes, and when its server is suspended, is
+%% in trunkline_replies.
 %%
 %% Messages to an agent that must be in order with the news of replies are relayed by the lane, too
 %% (trunkline_lease).
@@ -65,15 +64,6 @@
 %% While little comes, senders send short messages past the lane, too. To whom they may, the lane
 %% finds out (trunkline_mailboxes).
 %%
-%% A long reply goes by plain distribution, too, when everything has been delivered that its server
-%% has sent before. If that is not known, an empty batch, the fence, asks the inlet:
-%%
-%%     server                     lane                     inlet             caller
-%%       | -- reply ------------> | ══ fence ═════════════> |                  |
-%%                                |  what comes now waits   |                  |
-%%                                | <------------------ ack |                  |
-%%                                | ─────────────── the reply, by `!' ───────> |
-%%
 %% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). A busy `off_heap'
 %% mailbox keeps the order of each sender only (the parallel signal optimisation of OTP 25), and the
 %% news that a server has ended, which comes from an inlet, could overtake the server's last message
@@ -88,7 +78,7 @@
 -export_type([entry/0, to/0, order/0]).
 
 -dialyzer({no_improper_lists,
-           [loop/1, ask_about/2, collected/5, reply/4, large_reply/5, notice/2, control/2]}).
+           [loop/1, ask_about/2, collected/5, notice/2, control/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -122,7 +112,6 @@
          low :: trunkline_gate:charge(),        % level below which waiting senders may go on
          batch :: trunkline_gate:charge(),      % the limit of one batch
          bulk_ix :: pos_integer(),              % the level of large messages
-         large :: trunkline_gate:charge(),
          stats :: trunkline_stats:stats(),
          node :: node(),
          mode = hold :: hold | absent | direct | {send, outlets()}
@@ -133,8 +122,7 @@
          backlog :: trunkline_backlog:backlog(),
          options :: trunkline_options:options(),
          notices = trunkline_notices:new() :: trunkline_notices:notices(),   % of large messages
-         throttle :: trunkline_throttle:throttle(),
-         answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
+         replies :: trunkline_replies:replies(),
          asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
          mailboxes = none :: none | trunkline_mailboxes:mailboxes(), % of receivers
          %% No message is sent until this batch has arrived.
@@ -159,17 +147,14 @@
                                           stats := trunkline_stats:stats(),
                                           options := trunkline_options:options()}) ->
           {pid(), reference(), trunkline_mailboxes:table()}.
-start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, Large, Limit},
+start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, _, _} = Bulk,
                        stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
                  batches = trunkline_batches:new(Ix, Node, Bypass, Stats),
-                 bulk_ix = BulkIx, large = Large,
-                 low = trunkline_gate:limit(max(1, QueueBytes div 2)),
-                 throttle = trunkline_throttle:new(
-                              #{node => Node, gate => Gate, stats => Stats,
-                                small => {Ix, trunkline_gate:limit(2 * QueueBytes)},
-                                large => {BulkIx, Limit}}),
+                 bulk_ix = BulkIx, low = trunkline_gate:limit(max(1, QueueBytes div 2)),
+                 replies = trunkline_replies:new(#{node => Node, gate => Gate, stats => Stats,
+                                                   lane => {Ix, QueueBytes}, bulk => Bulk}),
                  batch = trunkline_gate:limit(BatchBytes), options = Options,
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
@@ -272,30 +257,28 @@ acknowledge_now(#lane{fence = none, batches = Batches} = S) ->
 acknowledge_now(S) ->
     S.
 
-%% A long reply goes by plain distribution, as trunkline_in_turn sends a message, when everything
-%% has been delivered that its server has sent before. If it is not known whether the caller's
-%% mailbox is on the heap, an opener finds out; or, if something is in flight, the reply goes by
-%% lane, and the lane asks.
-replied(Size, {_, {Pid, Server}, _} = Request, Reply, S) ->
-    Charge = trunkline_shape:charge(Size),
-    Turn = case is_for_plain(Size, Reply, S) of
-               true -> when_to_reply(Server, S);
-               false -> late
-           end,
-    case Turn =/= late andalso trunkline_mailboxes:known(Pid, S#lane.mailboxes) of
-        go when Turn =:= now ->
+replied(Size, Request, Reply, S) ->
+    case trunkline_replies:is_for_plain(Size, Reply) andalso may_send_terms(S) of
+        true -> long_reply(trunkline_shape:charge(Size), Size, Request, Reply, S);
+        false -> reply_by_lane(Size, Request, Reply, S)
+    end.
+
+long_reply(Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
+           #lane{mailboxes = Mailboxes} = S) ->
+    case trunkline_replies:way(before(Server, S), trunkline_mailboxes:known(Pid, Mailboxes)) of
+        now ->
             send_reply(Charge, Request, Reply, for_caller(Pid, Charge, S));
-        go ->
+        fence ->
             S1 = fence(for_caller(Pid, Charge, S)),
-            {Place, Entry, S2} = as_term(Charge, Request, Reply, S1),
+            {Place, Entry, S2} = reply_as_term(Charge, Request, Reply, S1),
             keep(Place, Entry, S2);
-        look when Turn =:= now ->
-            {Place, Entry, S1} = as_term(Charge, Request, Reply, S),
+        term ->
+            {Place, Entry, S1} = reply_as_term(Charge, Request, Reply, S),
             data(Place, Entry, S1);
-        look ->
-            seen(long, Pid, by_lane(Size, Request, Reply, S));
-        _ ->
-            by_lane(Size, Request, Reply, S)
+        ask ->
+            seen(long, Pid, reply_by_lane(Size, Request, Reply, S));
+        by_lane ->
+            reply_by_lane(Size, Request, Reply, S)
     end.
 
 %% (A caller that gets many replies is not forgotten.)
@@ -303,55 +286,34 @@ for_caller(Pid, Charge, #lane{mailboxes = Mailboxes} = S) ->
     true = trunkline_mailboxes:may_receive(Pid, trunkline_mailboxes:table(Mailboxes)),
     with_room(Charge, S).
 
-by_lane(Size, Request, Reply, S) ->
+reply_by_lane(Size, Request, Reply, S) ->
     {Place, Entry, S1} = reply(Size, Request, Reply, S),
     data(Place, Entry, S1).
-
-is_for_plain(Size, Reply, S) ->
-    trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
-        andalso trunkline_shape:kind(Size, Reply) =:= terms
-        andalso may_send_terms(S).
 
 %% Whether terms may go to the peer by the distribution.
 may_send_terms(#lane{batches = Batches, stats = Stats}) ->
     trunkline_batches:takes_turns(Batches) andalso trunkline_in_turn:is_near(Stats).
 
-%% When it may go. (Large messages of others do not matter, which may be under way for long.)
-when_to_reply(_, #lane{fence = Fence}) when Fence =/= none ->
-    soon;
-when_to_reply(Server, #lane{backlog = Backlog, notices = Notices, batches = Batches}) ->
+%% What has become of all that this server has sent before its reply. (Large messages of others do
+%% not matter, which may be under way for long.)
+before(_, #lane{fence = Fence}) when Fence =/= none ->
+    fenced;
+before(Server, #lane{backlog = Backlog, notices = Notices, batches = Batches}) ->
     case trunkline_backlog:is_empty(Backlog) andalso trunkline_batches:is_open(Batches)
         andalso not trunkline_notices:is_marked(Server, Notices) of
         true ->
             case trunkline_batches:have_arrived(Batches) of
-                true -> now;
-                false -> soon
+                true -> arrived;
+                false -> in_flight
             end;
         false ->
-            late
+            queued
     end.
 
-%% Sends a reply now. Its server is suspended if that may suspend the lane, or if the lane's mailbox
-%% is not empty.
-send_reply(Charge, {Caller, {_, Server}, Agent}, Reply,
-           #lane{batches = Batches, throttle = Throttle} = S) ->
-    Send = fun(Options) ->
-                   send_term(Caller, {reply, Caller}, Reply, trunkline_gate:bytes(Charge),
-                             Options, S)
-           end,
-    IsNext = trunkline_in_turn:may_go_at_once(Charge)
-        andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0},
-    Throttle1 = case IsNext andalso Send([nosuspend]) of
-                    ok ->
-                        trunkline_throttle:came(Server, Throttle);
-                    _ ->
-                        Suspended = trunkline_throttle:suspend(Server, Throttle),
-                        ok = Send([]),
-                        trunkline_throttle:long_term(Suspended, Charge, Throttle)
-                end,
-    S1 = answered(Agent, Caller, Server, S#lane{batches = trunkline_batches:passed(1, Batches),
-                                                throttle = Throttle1}),
-    to_report(tell_agents(S1)).
+send_reply(Charge, Request, Reply, #lane{batches = Batches, replies = Replies} = S) ->
+    Replies1 = trunkline_replies:send(Charge, Request, Reply, Replies),
+    to_report(tell_agents(S#lane{batches = trunkline_batches:passed(1, Batches),
+                                 replies = Replies1})).
 
 %% An empty batch, which the inlet acknowledges at once. Until then all that comes is kept.
 fence(#lane{fence = none, batches = Batches} = S) ->
@@ -365,7 +327,7 @@ empty_batch(#lane{asks = Asks, batches = Batches} = S) ->
 %% Everything that was sent before the fence has arrived.
 pass_fence(#lane{backlog = Backlog} = S) ->
     {Charge, Entries, Backlog1} = trunkline_backlog:take(Backlog),
-    {Replies, Others} = first_replies(Entries, trunkline_in_turn:most_at_once(), S),
+    {Replies, Others} = trunkline_replies:first(Entries, S#lane.notices, S#lane.mailboxes),
     S1 = lists:foldl(fun send_kept/2, S#lane{fence = none, backlog = Backlog1}, Replies),
     Rest = Charge - lists:sum([Place || [{parcel, Place, _, _, _} | _] <- Replies]),
     S2 = case Others of
@@ -374,41 +336,13 @@ pass_fence(#lane{backlog = Backlog} = S) ->
          end,
     flush(before_probe(-trunkline_gate:messages(Charge), S2)).
 
-%% The replies at the beginning that may be sent now. (The others go as large messages do: so many
-%% would hold up what comes behind them. So do those to a caller whose mailbox is not known.)
-first_replies([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] = All, Left, S)
-  when Left > 0 ->
-    case trunkline_parcel:is_term(Parcel)
-        andalso not trunkline_notices:has_under_way(Server, S#lane.notices)
-        andalso trunkline_mailboxes:known(Pid, S#lane.mailboxes) =:= go of
-        true ->
-            {Replies, Others} = first_replies(Entries, Left - trunkline_parcel:bytes(Parcel), S),
-            {[Entry | Replies], Others};
-        false ->
-            {[], All}
-    end;
-first_replies(Entries, _, _) ->
-    {[], Entries}.
-
 send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{batches = Batches} = S) ->
     ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
     left(Place, settle(N, S#lane{batches = trunkline_batches:passed(1, Batches)})).
 
-send_parcel(To, Wrap, Parcel, S) ->
-    Term = trunkline_parcel:unpack_sent(Parcel),
-    send_term(To, Wrap, Term, trunkline_parcel:bytes(Parcel), [], S).
-
-%% If the connection is lost, so is the message, and it is counted.
-send_term(To, Wrap, Term, Bytes, Options, #lane{stats = Stats}) ->
-    case erlang:send(To, trunkline_command:wrap(Wrap, Term), [noconnect | Options]) of
-        nosuspend ->
-            nosuspend;
-        _ ->
-            trunkline_stats:add(Stats, peer, large_messages, 1),
-            trunkline_stats:add(Stats, peer, large_bytes, Bytes),
-            trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
-            ok
-    end.
+send_parcel(To, Wrap, Parcel, #lane{stats = Stats}) ->
+    trunkline_in_turn:send_for_lane(To, Wrap, trunkline_parcel:unpack_sent(Parcel),
+                                    trunkline_parcel:bytes(Parcel), [], Stats).
 
 %% Takes the rest of the batch from the mailbox. (The window is open, hence the
 %% backlog is empty: see flush/1.)
@@ -457,50 +391,15 @@ add(C, Entry, _, Charge, Entries, #lane{batch = Most} = S) when Charge + C > Mos
 add(C, Entry, More, Charge, Entries, S) ->
     collect(More - 1, Charge + C, [Entry | Entries], S).
 
-%% A server has replied. The reply is more urgent than the news of it for the agent, which comes
-%% when the reply has left. (A large reply is packed here: no other process has it. If it is a term
-%% that an opener can fetch, it is not packed.) Senders cannot fill the lane to twice its limit:
-%% beyond that it is full of replies.
-reply(Size, {Caller, {Pid, Server}, Agent} = Request, Reply,
-      #lane{gate = Gate, ix = Ix, large = Large, throttle = Throttle} = S) ->
-    Charge = trunkline_shape:charge(Size, Reply, Large),
-    case Charge < Large orelse is_closed(S) of
-        true ->
-            ok = trunkline_gate:force(Gate, Ix, Charge),
-            {Charge, case trunkline_notices:is_marked(Server, S#lane.notices) of
-                         true -> [{behind, Charge, Server, {reply, Caller, Pid}} | Reply];
-                         false -> [{reply, Caller} | Reply]
-                     end, (answered(Agent, Caller, Server, S))#lane{
-                            throttle = trunkline_throttle:small(Server, Charge, Throttle)}};
-        false ->
-            Suspended = trunkline_throttle:suspend(Server, S#lane.throttle),
-            Parcel = trunkline_sender:as_parcel(S#lane.node, Reply, Charge, Large, S#lane.stats),
-            large_reply(Parcel, Suspended, Request, Reply, S)
-    end.
+%% A reply that has come, as it should be in the lane.
+reply(Size, Request, Reply, #lane{notices = Notices, replies = Replies} = S) ->
+    entered(trunkline_replies:enter(Size, Request, Reply, is_closed(S), Notices, Replies), S).
 
-as_term(Charge, {_, {_, Server}, _} = Request, Reply, S) ->
-    Suspended = trunkline_throttle:suspend(Server, S#lane.throttle),
-    large_reply(trunkline_sender:as_term(Reply, Charge), Suspended, Request, Reply, S).
+reply_as_term(Charge, Request, Reply, #lane{notices = Notices, replies = Replies} = S) ->
+    entered(trunkline_replies:enter_term(Charge, Request, Reply, Notices, Replies), S).
 
-large_reply({Parcel, Charged}, Suspended, {Caller, {Pid, Server}, Agent}, Reply,
-            #lane{gate = Gate, ix = Ix, throttle = Throttle} = S) ->
-    Place = trunkline_gate:charge(trunkline_parcel:sizes(Parcel)),
-    ok = trunkline_gate:force(Gate, S#lane.bulk_ix, Charged),
-    ok = trunkline_gate:force(Gate, Ix, Place),
-    {Entry, S1} = mark(Place, Server, [{parcel, Charged, {reply, Caller, Pid}} | Parcel],
-                       answered(Agent, Caller, Server, S)),
-    Term = case trunkline_parcel:is_term(Parcel) of
-               true -> Charged;
-               false -> trunkline_gate:term(Reply)
-           end,
-    {Place, Entry,
-     S1#lane{throttle = case Term >= Charged of
-                            true -> trunkline_throttle:long_term(Suspended, Term, Throttle);
-                            false -> trunkline_throttle:packed(Suspended, Charged, Throttle)
-                        end}}.
-
-answered(Agent, Caller, Server, #lane{answered = Answered} = S) ->
-    S#lane{answered = Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}}.
+entered({Place, Entry, Notices, Replies}, S) ->
+    {Place, Entry, S#lane{notices = Notices, replies = Replies}}.
 
 mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
     case trunkline_notices:mark(Charge, Sender, Entry, Notices) of
@@ -639,11 +538,11 @@ left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
         #lane{ticking = false} -> tick(S1)
     end.
 
-tell_agents(#lane{answered = Answered} = S) when map_size(Answered) =:= 0 ->
-    S;
-tell_agents(#lane{answered = Answered} = S) ->
-    maps:foreach(fun trunkline_inlet:answered/2, Answered),
-    S#lane{answered = #{}}.
+tell_agents(#lane{replies = Replies} = S) ->
+    case trunkline_replies:left(Replies) of
+        none -> S;
+        Replies1 -> S#lane{replies = Replies1}
+    end.
 
 control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
     Batches = trunkline_batches:acked(Ack, Charge, Arrived, S#lane.batches),
@@ -736,19 +635,16 @@ control({order, Ref, Mode}, Before) ->
     ticking(S1);
 control({retire, Inlets}, #lane{batches = Batches} = S) ->
     S0 = S#lane{batches = trunkline_batches:end_bypass(over, Batches)},
-    #lane{ix = Ix, node = Node, stats = Stats, throttle = Throttle} =
+    #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} =
         dispose_all(retired, without_asks(S0)),
-    trunkline_retired_lane:become(#{ix => Ix, node => Node, stats => Stats, throttle => Throttle,
-                                    inlets => Inlets});
-control({'DOWN', Ref, process, _, _} = Down, S) ->
-    case trunkline_throttle:ended(Ref, S#lane.throttle) of
-        unknown -> way_event(Down, S);
-        Throttle -> S#lane{throttle = Throttle}
-    end;
-control({{stopped, Ref}, News}, S) ->
-    S#lane{throttle = trunkline_throttle:stopped(Ref, News, S#lane.throttle)};
-control({looked_through, N}, S) ->
-    S#lane{throttle = trunkline_throttle:looked_through(N, S#lane.throttle)};
+    trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
+                               throttle => trunkline_replies:throttle(Replies)});
+control({'DOWN', _, process, _, _} = Down, S) ->
+    reply_event(Down, S);
+control({{stopped, _}, _} = Stopped, S) ->
+    reply_event(Stopped, S);
+control({looked_through, _} = Looked, S) ->
+    reply_event(Looked, S);
 control({timeout, _, tick}, #lane{active = true} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
     drained(tick(tick_all(S#lane{rest = none})));
@@ -904,6 +800,13 @@ dispose_all(How, #lane{backlog = Backlog} = S) ->
             dispose_all(How, left(Charge, S1#lane{backlog = Backlog1}));
         empty ->
             S
+    end.
+
+%% Something about servers that are suspended, if it is not about the ways of the batches.
+reply_event(Event, #lane{replies = Replies} = S) ->
+    case trunkline_replies:event(Event, Replies) of
+        unknown -> way_event(Event, S);
+        Replies1 -> S#lane{replies = Replies1}
     end.
 
 %% Something about the ways of the batches.

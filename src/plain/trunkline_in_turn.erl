@@ -59,6 +59,7 @@
 -export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
 -export([is_near/1, are_terms_suited/2]).
 -export([send/7, start_short/4, send_short/5, sent_direct/1]).
+-export([send_for_lane/6]).
 -export([await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
@@ -327,6 +328,21 @@ sent_meanwhile(Node, #route{bypass = Bypass}) ->
     case trunkline_route:lookup(Node) of
         #route{bypass = Bypass} -> ok;
         _ -> sent_direct(Node)
+    end.
+
+%% The calling process, a lane, sends a term of so many bytes. If the connection is lost, so is the
+%% message, and it is counted.
+-spec send_for_lane(To :: term(), trunkline_command:wrap(), term(), Bytes :: pos_integer(),
+                    [nosuspend], trunkline_stats:stats()) -> ok | nosuspend.
+send_for_lane(To, Wrap, Term, Bytes, Options, Stats) ->
+    case send_wrapped(Wrap, To, Term, [noconnect | Options]) of
+        nosuspend ->
+            nosuspend;
+        _ ->
+            trunkline_stats:add(Stats, peer, large_messages, 1),
+            trunkline_stats:add(Stats, peer, large_bytes, Bytes),
+            trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
+            ok
     end.
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
