@@ -5,10 +5,10 @@
 
 -export([all/0, init_per_suite/1, end_per_suite/1]).
 -export([parcel/1, parcel_bounds/1, fragments/1, journey/1, turns/1, notices/1, replies/1,
-         first_replies/1, asks/1, quantum/1, wire/1]).
+         first_replies/1, questions/1, quantum/1, wire/1]).
 
 all() ->
-    [parcel, parcel_bounds, fragments, journey, turns, notices, replies, first_replies, asks,
+    [parcel, parcel_bounds, fragments, journey, turns, notices, replies, first_replies, questions,
      quantum, wire].
 
 %% What binaries are made of: bytes of which each stretch is another.
@@ -636,12 +636,12 @@ prop_first_replies() ->
              Servers = {Busy, _, _} = list_to_tuple([spawn(fun() -> ok end) || _ <- [1, 2, 3]]),
              {[_ | _], Notices} = trunkline_notices:mark(7, Busy, [{parcel, 7, to} | parcel],
                                                          trunkline_notices:new()),
-             Mailboxes = trunkline_mailboxes:know(self(), go, trunkline_mailboxes:new()),
+             Questions = trunkline_questions:learned(self(), go, trunkline_questions:new()),
              Entries = [first_entry(element(S, Servers), Whose, Kind, N * Most)
                         || {S, Whose, Kind, N} <- Plan],
              Under = trunkline_notices:leave(1, 1, Notices),
-             {First, Rest} = trunkline_replies:first(Entries, Under, Mailboxes),
-             true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
+             {First, Rest} = trunkline_replies:first(Entries, Under, Questions),
+             true = ets:delete(trunkline_questions:table(Questions)),
              {Few, _} = lists:mapfoldl(fun({S, Whose, Kind, N}, Bytes) ->
                                                {S =/= 1 andalso Whose =:= known
                                                 andalso Kind =:= term
@@ -665,42 +665,46 @@ first_entry(Server, Whose, Kind, Bytes) ->
            packed -> trunkline_parcel:pack(packed)
        end].
 
-%% --- asks: each sender is told once, and no more than what an inlet has said since the tick ----
+%% --- questions: each sender is told once, and no more than what an inlet has said since the tick
 
-%% With what the lane knows of mailboxes (trunkline_mailboxes).
+%% A sender is told what has been said of its receiver since the last tick, if nothing is in flight;
+%% otherwise the inlet is asked. About a receiver nobody asks while a question is late. Requests
+%% that are not sent are cancelled.
 -record(world,
-        {asks = trunkline_asks:new() :: trunkline_asks:asks(),
-         mailboxes :: trunkline_mailboxes:mailboxes(),
+        {questions :: trunkline_questions:questions(),
+         refs = #{} :: map(),                % of all questions: {Reference, Sender}
          said = #{} :: map(),                % of a receiver, since the last tick
          open = #{} :: map(),                % questions: about whom, and whether to look
-         late = [] :: list(),                % those whose senders have given up
+         late = [] :: list(),                % those whose senders have given up, or are dead
          granted = #{} :: map(),             % whom it was for, and ticks since its sender's end
-         dead = [] :: list(),                % senders, which are numbers here
+         dead = [] :: list(),                % questions whose sender has been killed
          bad = [] :: list()}).
 
-asks(_) -> check(prop_asks()).
+questions(_) -> check(prop_questions()).
 
-prop_asks() ->
-    ?ALL(Steps, list(asks_step()),
+prop_questions() ->
+    ?ALL(Steps, list(question_step()),
          begin
-             Mailboxes = trunkline_mailboxes:new(),
-             #world{bad = Bad} = lists:foldl(fun asks_step/2, #world{mailboxes = Mailboxes},
-                                             lists:enumerate(Steps)),
-             true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
+             Questions = trunkline_questions:new(),
+             #world{bad = Bad, refs = Refs} =
+                 lists:foldl(fun question_step/2, #world{questions = Questions},
+                             lists:enumerate(Steps)),
+             true = ets:delete(trunkline_questions:table(Questions)),
+             [begin unalias(Ref), exit(Sender, kill) end || {Ref, Sender} <- maps:values(Refs)],
              Bad =:= []
          end).
 
-asks_step() ->
-    frequency([{6, {ask, asks_to(), boolean()}},
+question_step() ->
+    frequency([{6, {ask, question_to(), boolean()}},
                {6, {answer, nat(), oneof([go, {go, self(), plain}, noproc, {no, go}])}},
-               {2, {learn, asks_receiver(), oneof([go, no])}}, {4, {used, nat()}},
-               {2, {unused, nat()}}, {2, {late, nat()}}, {2, {kill, nat()}}, {3, tick},
-               {1, refuse}]).
+               {2, {learn, question_receiver(), oneof([go, no])}}, {4, {sent, nat()}},
+               {2, {not_sent, nat()}}, {2, {late, nat()}}, {2, {kill, nat()}},
+               {3, {tick, boolean()}}, {1, refuse}]).
 
-asks_receiver() -> oneof([self(), whereis(init), name]).
+question_receiver() -> oneof([self(), whereis(init), name]).
 
-asks_to() ->
-    oneof([asks_receiver(), {call, asks_receiver(), self(), make_ref()},
+question_to() ->
+    oneof([question_receiver(), {call, question_receiver(), self(), make_ref()},
            {reply, make_ref(), self()}, {reply, make_ref()}]).
 
 receiver({call, Server, _, _}) -> Server;
@@ -708,7 +712,10 @@ receiver({reply, _, Pid}) -> Pid;
 receiver({reply, Caller}) -> Caller;
 receiver(To) -> To.
 
-asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted, said = Said} = W) ->
+question_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted, said = Said} = W) ->
+    Ref = alias(),
+    Sender = spawn(fun() -> receive stop -> ok end end),
+    W1 = W#world{refs = (W#world.refs)#{N => {Ref, Sender}}},
     Expected = case To of
                    {reply, _} -> go;
                    _ -> case is_silent(To, W) of
@@ -716,111 +723,141 @@ asks_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted, said = 
                             false -> maps:get(receiver(To), Said, look)
                         end
                end,
-    Known = trunkline_mailboxes:known(To, W#world.mailboxes),
-    case trunkline_asks:ask(N, {sender, N}, To, Known, IsIdle, W#world.asks) of
-        {answer, go, A} ->
-            IsCall = is_tuple(To) andalso element(1, To) =:= call,
-            bad(Expected =/= go orelse not IsIdle orelse IsCall, N,
-                W#world{asks = A, granted = Granted#{N => {To, 0}}});
-        {answer, no, A} ->
-            bad(Expected =/= no, N, W#world{asks = A});
-        {question, known, A} ->
-            bad(Expected =/= go, N, W#world{asks = A, open = Open#{N => {To, known}}});
-        {question, look, A} ->
-            bad(Expected =/= look, N, W#world{asks = A, open = Open#{N => {To, look}}})
+    Expected = trunkline_questions:known(To, W#world.questions),
+    {Commands, Questions} =
+        trunkline_questions:ask(Ref, Sender, To, IsIdle, W#world.questions),
+    W2 = W1#world{questions = Questions},
+    Self = self(),
+    case {Commands, told(Ref)} of
+        {[], go} ->
+            bad(Expected =/= go orelse not IsIdle orelse is_call(To), N,
+                W2#world{granted = Granted#{N => {To, 0}}});
+        {[], no} ->
+            bad(Expected =/= no, N, W2);
+        {[{question, Sender, [{turn, To, Ref, Self} | What]}], none} ->
+            bad(What =/= case Expected of
+                             go -> known;
+                             _ -> Expected
+                         end
+                orelse IsIdle andalso What =:= known andalso not is_call(To), N,
+                W2#world{open = Open#{N => {To, What}}})
     end;
-asks_step({N, {answer, Nth, Answer}}, #world{open = Open, asks = Asks, granted = Granted} = W) ->
-    Ref = nth_key(Nth, Open),
-    case {trunkline_asks:answer(Ref, Answer, Asks), Open} of
-        {{Whose, To, Learned, A}, #{Ref := {Asked, What}}} ->
-            unknown = trunkline_asks:answer(Ref, Answer, A),
-            IsLate = lists:member(Ref, W#world.late),
-            IsGo = Answer =/= noproc andalso Answer =/= {no, go},
-            Expected = case Asked of
-                           {call, _, Caller, Request} when element(1, Answer) =:= go ->
-                               {call, element(2, Answer), Caller, Request};
-                           _ -> Asked
-                       end,
+question_step({N, {answer, Nth, Answer}}, #world{open = Open, granted = Granted} = W) ->
+    {Of, Ref} = nth_question(Nth, Open, W),
+    {Commands, Questions} = trunkline_questions:answered(Ref, Answer, W#world.questions),
+    Told = told(Ref),
+    IsLate = lists:member(Of, W#world.late),
+    IsGo = Answer =/= noproc andalso Answer =/= {no, go},
+    case Open of
+        #{Of := {Asked, What}} ->
+            To = case Asked of
+                     {call, _, Caller, Request} when element(1, Answer) =:= go ->
+                         {call, element(2, Answer), Caller, Request};
+                     _ -> Asked
+                 end,
             W1 = said(To, if Answer =:= {no, go} -> no;
                              IsGo, What =:= look -> go;
                              true -> nothing
-                          end, W#world{asks = A, open = maps:remove(Ref, Open)}),
-            Mailboxes = trunkline_mailboxes:know(To, Learned, W#world.mailboxes),
-            bad(To =/= Expected orelse (Whose =:= late) =/= IsLate, N,
-                W1#world{mailboxes = Mailboxes,
-                         granted = if IsGo, not IsLate -> Granted#{Ref => {To, 0}};
+                          end, W#world{questions = Questions, open = maps:remove(Of, Open)}),
+            {Expected, Cancelled} = if IsLate -> {none, []};
+                                       Answer =:= {no, go} -> {no, cancelled(To)};
+                                       true -> {Answer, []}
+                                    end,
+            bad(Told =/= Expected orelse Commands =/= Cancelled, N,
+                W1#world{granted = if IsGo, not IsLate -> Granted#{Of => {To, 0}};
                                       true -> Granted
                                    end});
-        {Result, _} ->
-            bad(Result =/= unknown orelse is_map_key(Ref, Open), N, W)
+        #{} ->
+            bad(Told =/= none orelse Commands =/= [] orelse Questions =/= W#world.questions, N, W)
     end;
-asks_step({_, {learn, Receiver, What}}, #world{mailboxes = Mailboxes} = W) ->
+question_step({_, {learn, Receiver, What}}, #world{questions = Questions} = W) ->
     said(Receiver, What,
-         W#world{mailboxes = trunkline_mailboxes:know(Receiver, What, Mailboxes)});
-asks_step({N, {used, Nth}}, #world{granted = Granted} = W) ->
-    Ref = nth_key(Nth, Granted),
-    {How, A} = trunkline_asks:used(Ref, W#world.asks),
-    {unknown, A} = trunkline_asks:used(Ref, A),
+         W#world{questions = trunkline_questions:learned(Receiver, What, Questions)});
+question_step({N, {sent, Nth}}, #world{granted = Granted} = W) ->
+    {Of, Ref} = nth_question(Nth, Granted, W),
+    {How, Questions} = trunkline_questions:sent(Ref, W#world.questions),
+    {unknown, Questions} = trunkline_questions:sent(Ref, Questions),
     Expected = case Granted of
-                   #{Ref := _} -> granted;
+                   #{Of := _} -> granted;
                    #{} -> unknown
                end,
-    bad(How =/= Expected, N, W#world{asks = A, granted = maps:remove(Ref, Granted)});
-asks_step({N, {unused, Nth}}, #world{granted = Granted} = W) ->
-    Ref = nth_key(Nth, Granted),
-    case {trunkline_asks:unused(Ref, W#world.asks), Granted} of
-        {{granted, To, A}, #{Ref := {To, _}}} ->
-            W#world{asks = A, granted = maps:remove(Ref, Granted)};
-        {Result, _} ->
-            bad(Result =/= none orelse is_map_key(Ref, Granted), N, W)
+    bad(How =/= Expected, N, W#world{questions = Questions, granted = maps:remove(Of, Granted)});
+question_step({N, {not_sent, Nth}}, #world{granted = Granted} = W) ->
+    {Of, Ref} = nth_question(Nth, Granted, W),
+    {Commands, Questions} = trunkline_questions:not_sent(Ref, W#world.questions),
+    Expected = case Granted of
+                   #{Of := {To, _}} -> cancelled(To);
+                   #{} -> []
+               end,
+    bad(Commands =/= Expected, N,
+        W#world{questions = Questions, granted = maps:remove(Of, Granted)});
+question_step({N, {late, Nth}}, #world{open = Open, late = Late} = W) ->
+    {Of, Ref} = nth_question(Nth, maps:without(Late, Open), W),
+    {Commands, Questions} = trunkline_questions:not_sent(Ref, W#world.questions),
+    {Expected, Late1} = case Open of
+                            #{Of := {To, _}} -> {cancelled(To), [Of | Late]};
+                            #{} -> {[], Late}
+                        end,
+    bad(Commands =/= Expected, N, W#world{questions = Questions, late = Late1});
+question_step({_, {kill, Nth}}, #world{open = Open, granted = Granted, refs = Refs} = W) ->
+    case nth_key(Nth, maps:merge(Open, Granted)) of
+        none ->
+            W;
+        Of ->
+            {_, Sender} = maps:get(Of, Refs),
+            Monitor = monitor(process, Sender),
+            exit(Sender, kill),
+            receive {'DOWN', Monitor, process, _, _} -> W#world{dead = [Of | W#world.dead]} end
     end;
-asks_step({N, {late, Nth}}, #world{open = Open, late = Late, mailboxes = Mailboxes} = W) ->
-    Ref = nth_key(Nth, maps:without(Late, Open)),
-    case {trunkline_asks:unused(Ref, W#world.asks), Open} of
-        {{late, To, A}, #{Ref := {To, _}}} ->
-            silent(To, W#world{asks = A, late = [Ref | Late],
-                               mailboxes = trunkline_mailboxes:silent([To], Mailboxes)});
-        {Result, _} ->
-            bad(Result =/= none orelse is_map_key(Ref, Open), N, W)
-    end;
-asks_step({_, {kill, Nth}}, #world{open = Open, granted = Granted, dead = Dead} = W) ->
-    W#world{dead = [{sender, nth_key(Nth, maps:merge(Open, Granted))} | Dead]};
-asks_step({N, tick}, #world{open = Open, granted = Granted, dead = Dead, late = Late} = W) ->
-    IsAlive = fun(Sender) -> not lists:member(Sender, Dead) end,
-    {Counted, A} = trunkline_asks:tick(IsAlive, W#world.asks),
-    {[], Mailboxes} = trunkline_mailboxes:tick(W#world.mailboxes),
-    Expected = [To || {To, 1} <- maps:values(Granted)],
-    Older = maps:from_list([{Ref, {To, length([dead || lists:member({sender, Ref}, Dead)])}}
-                            || {Ref, {To, 0}} <- maps:to_list(Granted)]),
-    IsLate = fun(Ref, _) ->
-                     lists:member(Ref, Late) orelse lists:member({sender, Ref}, Dead)
-             end,
-    NowLate = maps:filter(IsLate, Open),
-    About = [To || {To, _} <- maps:values(NowLate)],
-    bad(lists:sort(Counted) =/= lists:sort(Expected)
-            orelse trunkline_asks:are_granted(A) =/= (map_size(Older) > 0)
-            orelse lists:sort(trunkline_asks:late(IsAlive, A)) =/= lists:sort(About), N,
-        lists:foldl(fun silent/2,
-                    W#world{asks = A, granted = Older, said = #{},
-                            mailboxes = trunkline_mailboxes:silent(About, Mailboxes)}, About));
-asks_step({N, refuse}, #world{open = Open} = W) ->
-    {Refs, A} = trunkline_asks:refuse(W#world.asks),
-    bad(lists:sort(Refs) =/= lists:sort(maps:keys(Open)), N,
-        #world{asks = A, bad = W#world.bad,
-               mailboxes = trunkline_mailboxes:clear(W#world.mailboxes)}).
+question_step({N, {tick, MayAsk}}, #world{open = Open, granted = Granted, late = Late} = W) ->
+    {Killed, Commands, Questions} = trunkline_questions:tick(MayAsk, W#world.questions),
+    IsDead = fun(Of) -> lists:member(Of, W#world.dead) end,
+    Sent = [To || {To, 1} <- maps:values(Granted)],
+    Older = maps:from_list([{Of, {To, length([dead || IsDead(Of)])}}
+                            || {Of, {To, 0}} <- maps:to_list(Granted)]),
+    NewlyLate = [Of || Of <- maps:keys(Open) -- Late, IsDead(Of)],
+    NotSent = [element(1, maps:get(Of, Open)) || Of <- NewlyLate],
+    bad(Killed =/= length(Sent)
+            orelse lists:sort(Commands) =/= lists:sort(lists:flatmap(fun cancelled/1,
+                                                                     Sent ++ NotSent))
+            orelse trunkline_questions:are_granted(Questions) =/= (map_size(Older) > 0)
+            orelse not trunkline_questions:are_none_known(Questions), N,
+        W#world{questions = Questions, granted = Older, said = #{}, late = NewlyLate ++ Late});
+question_step({N, refuse}, #world{open = Open, refs = Refs, late = Late} = W) ->
+    Questions = trunkline_questions:refuse(W#world.questions),
+    Told = [Of || {Of, {Ref, _}} <- maps:to_list(Refs), told(Ref) =:= no],
+    bad(lists:sort(Told) =/= lists:sort(maps:keys(Open) -- Late), N,
+        #world{questions = Questions, refs = Refs, bad = W#world.bad}).
 
-%% A name may belong to another process at any time. An answer ends the silence.
+is_call(To) -> is_tuple(To) andalso element(1, To) =:= call.
+
+cancelled({call, Server, Pid, Caller}) -> [{cancel, Pid, [{cancel, Server, Caller}]}];
+cancelled(_) -> [].
+
+%% What the sender of that question has been told.
+told(Ref) ->
+    receive {Ref, Answer} -> Answer
+    after 0 -> none
+    end.
+
+nth_question(Nth, Map, #world{refs = Refs}) ->
+    case nth_key(Nth, Map) of
+        none -> {none, make_ref()};
+        N -> {N, element(1, maps:get(N, Refs))}
+    end.
+
+%% A name may belong to another process at any time.
 said(To, What, #world{said = Said} = W) ->
     Receiver = receiver(To),
-    W#world{said = if is_pid(Receiver), What =/= nothing ->
-                           maps:remove({silent, Receiver}, Said#{Receiver => What});
-                      true ->
-                           maps:remove({silent, Receiver}, Said)
-                   end}.
+    case is_pid(Receiver) andalso What =/= nothing of
+        true -> W#world{said = Said#{Receiver => What}};
+        false -> W
+    end.
 
-silent(To, #world{said = Said} = W) -> W#world{said = Said#{{silent, receiver(To)} => true}}.
-
-is_silent(To, #world{said = Said}) -> is_map_key({silent, receiver(To)}, Said).
+%% Whether a question about that receiver is late.
+is_silent(To, #world{open = Open, late = Late}) ->
+    lists:any(fun({Other, _}) -> receiver(Other) =:= receiver(To) end,
+              maps:values(maps:with(Late, Open))).
 
 bad(true, N, #world{bad = Bad} = W) -> W#world{bad = [N | Bad]};
 bad(false, _, W) -> W.

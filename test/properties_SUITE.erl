@@ -267,8 +267,7 @@ many_short(_) ->
 %% A receiver is known if the last answer was `go' and is not older than two ticks. The lane asks
 %% after eight batches, or with the second long reply, and again as long as eight messages are sent
 %% in a tick. While there is no answer, and for ten ticks after another one, it does not ask; nor
-%% for one tick if a sender's question has had another answer. Of a name it remembers only that it
-%% is silent, until the next tick or answer.
+%% for one tick if a sender's question has had another answer. Of a name it remembers nothing.
 mailboxes(_) -> check(prop_mailboxes()).
 
 prop_mailboxes() ->
@@ -279,13 +278,11 @@ prop_mailboxes() ->
                                    {3, {answer, oneof([first, last]), oneof([go, {no, go}])}},
                                    {4, {send, range(1, 3), range(1, 8)}},
                                    {2, {know, range(1, 3), oneof([go, no, nothing])}},
-                                   {1, {silent, range(1, 3)}},
                                    {4, tick}]))),
        begin
            Receivers = {spawn(fun() -> ok end), spawn(fun() -> ok end), name},
            World = #{receivers => Receivers, mailboxes => trunkline_mailboxes:new(),
-                     asked => [], seen => [], ages => #{}, sent_to => [], closed => #{},
-                     silent => []},
+                     asked => [], seen => [], ages => #{}, sent_to => [], closed => #{}},
            #{mailboxes := Mailboxes} = lists:foldl(fun mailbox/2, World, Commands),
            true = ets:delete(trunkline_mailboxes:table(Mailboxes)),
            not trunkline_mailboxes:may_receive(self(), trunkline_mailboxes:table(Mailboxes))
@@ -315,7 +312,7 @@ mailbox({answer, Which, Answer}, #{mailboxes := M, asked := [_ | _] = Asked} = W
     unknown = trunkline_mailboxes:answer(Ref, Answer, M1),
     known(To, case Answer of go -> go; _ -> no end, 10,
           W#{mailboxes := M1, asked := lists:delete(Question, Asked)});
-mailbox({know, R, What}, #{mailboxes := M, silent := Silent} = W) ->
+mailbox({know, R, What}, #{mailboxes := M} = W) ->
     To = receiver(R, W),
     Addressee = case What of
                     go -> {call, To, self(), make_ref()};
@@ -323,16 +320,12 @@ mailbox({know, R, What}, #{mailboxes := M, silent := Silent} = W) ->
                     nothing -> To
                 end,
     M1 = trunkline_mailboxes:know(Addressee, What, M),
-    known(To, What, 1, W#{mailboxes := M1, silent := Silent -- [To]});
-mailbox({silent, R}, #{mailboxes := M, silent := Silent} = W) ->
-    To = receiver(R, W),
-    W#{mailboxes := trunkline_mailboxes:silent([To], M), silent := lists:usort([To | Silent])};
-mailbox({send, R, Times}, #{mailboxes := M, ages := Ages, closed := Closed, silent := Silent,
+    known(To, What, 1, W#{mailboxes := M1});
+mailbox({send, R, Times}, #{mailboxes := M, ages := Ages, closed := Closed,
                             sent_to := SentTo} = W) ->
     To = receiver(R, W),
     IsKnown = is_map_key(To, Ages),
-    IsSilent = lists:member(To, Silent),
-    Known = if is_map_key(To, Closed); IsSilent -> no;
+    Known = if is_map_key(To, Closed) -> no;
                IsKnown -> go;
                true -> look
             end,
@@ -352,7 +345,6 @@ mailbox(tick, #{mailboxes := M, asked := Asked, ages := Ages, sent_to := SentTo,
     {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
     true = trunkline_mailboxes:are_none_known(M1) =:= (Left =:= #{}),
     W#{mailboxes := M1, asked := Asked ++ Questions, ages := Left, seen := [], sent_to := [],
-       silent := [],
        closed := maps:from_list([{To, Ticks - 1} || {To, Ticks} <- maps:to_list(Closed),
                                                    Ticks > 1])};
 mailbox(_, W) ->

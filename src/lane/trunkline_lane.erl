@@ -57,12 +57,10 @@
 %% trunkline_trunk, and a notice takes its place in the batch (trunkline_notices).
 %%
 %% Senders of long terms ask for their turn here, and then use plain distribution. The next batch
-%% reports what they have sent: trunkline_in_turn draws that, and trunkline_asks decides. A long
-%% term that is handed over here, a reply above all, is a large message, but it stays here until its
-%% opener asks for it (trunkline_opener).
-%%
-%% While little comes, senders send short messages past the lane, too. To whom they may, the lane
-%% finds out (trunkline_mailboxes).
+%% reports what they have sent: trunkline_in_turn draws that. While little comes, senders send short
+%% messages past the lane, too. Whose turn it is, and to whom they may send, trunkline_questions
+%% finds out, whose questions travel here. A long term that is handed over here, a reply above all,
+%% is a large message, but it stays here until its opener asks for it (trunkline_opener).
 %%
 %% The mailbox must be on the heap, whatever the node's default is (`erl +hmqd'). A busy `off_heap'
 %% mailbox keeps the order of each sender only (the parallel signal optimisation of OTP 25), and the
@@ -78,7 +76,7 @@
 -export_type([entry/0, to/0, order/0]).
 
 -dialyzer({no_improper_lists,
-           [loop/1, ask_about/2, collected/5, notice/2, control/2]}).
+           [loop/1, collected/5, notice/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -123,8 +121,7 @@
          options :: trunkline_options:options(),
          notices = trunkline_notices:new() :: trunkline_notices:notices(),   % of large messages
          replies :: trunkline_replies:replies(),
-         asks = trunkline_asks:new() :: trunkline_asks:asks(),       % of senders, for their turn
-         mailboxes = none :: none | trunkline_mailboxes:mailboxes(), % of receivers
+         questions = none :: none | trunkline_questions:questions(),     % about mailboxes
          %% No message is sent until this batch has arrived.
          fence = none :: none | pos_integer(),
          heap = trunkline_heap:new() :: trunkline_heap:heap(),     % for batches and replies
@@ -174,10 +171,10 @@ way(Lane, Way) ->
 -spec init(pid(), #lane{}) -> no_return().
 init(Parent, #lane{ix = Ix} = Lane) ->
     ok = trunkline_process:label({trunkline_lane, Lane#lane.node, Ix}),
-    Mailboxes = trunkline_mailboxes:new(),
+    Questions = trunkline_questions:new(),
     proc_lib:init_ack(Parent, {self(), alias([explicit_unalias]),
-                               trunkline_mailboxes:table(Mailboxes)}),
-    proc_lib:hibernate(?MODULE, loop, [Lane#lane{mailboxes = Mailboxes}]).
+                               trunkline_questions:table(Questions)}),
+    proc_lib:hibernate(?MODULE, loop, [Lane#lane{questions = Questions}]).
 
 %% The lane lives on for these inlets, whose callers wait for replies (trunkline_retired_lane).
 -spec retire(pid(), Inlets :: [pid(), ...]) -> ok.
@@ -231,23 +228,32 @@ seen(To, #lane{mode = {send, _}, batches = Batches} = S) when is_pid(To) ->
 seen(_, S) ->
     S.
 
-seen(Kind, To, #lane{mode = {send, _}, batches = Batches, mailboxes = Mailboxes, drain = none,
-                     drained = false} = S) ->
-    case trunkline_batches:takes_turns(Batches) of
-        true -> ask_about(trunkline_mailboxes:seen(Kind, To, Mailboxes), S);
+seen(Kind, To, #lane{batches = Batches, questions = Questions} = S) ->
+    case may_ask(S) andalso trunkline_batches:takes_turns(Batches) of
+        true -> carry_out(trunkline_questions:seen(Kind, To, Questions), S);
         false -> S
-    end;
-seen(_, _, S) ->
-    S.
+    end.
 
-%% (What is in flight should be acknowledged at once: until then it could be overtaken.)
-ask_about({[], Mailboxes}, S) ->
-    S#lane{mailboxes = Mailboxes};
-ask_about({Questions, Mailboxes}, S0) ->
-    Ask = fun({Ref, Receiver}, S) ->
-                  queue(self(), [{turn, Receiver, Ref, self()} | look], S)
-          end,
-    acknowledge_now(flush(lists:foldl(Ask, S0#lane{mailboxes = Mailboxes}, Questions))).
+%% Whether there is an inlet that will answer.
+may_ask(#lane{mode = {send, _}, drain = none, drained = false}) -> true;
+may_ask(_) -> false.
+
+%% What trunkline_questions has decided.
+carry_out({[], Questions}, S) ->
+    S#lane{questions = Questions};
+carry_out({Commands, Questions}, S) ->
+    S1 = flush(lists:foldl(fun command/2, S#lane{questions = Questions}, Commands)),
+    case lists:keymember(question, 1, Commands) of
+        true -> acknowledge_now(S1);
+        false -> S1
+    end.
+
+%% A command travels like a message of its sender.
+command({_, Sender, Command}, #lane{gate = Gate, ix = Ix} = S) ->
+    Charge = trunkline_gate:packed(1, 0),
+    ok = trunkline_gate:force(Gate, Ix, Charge),
+    {Entry, S1} = mark(Charge, Sender, Command, S),
+    keep(Charge, Entry, S1).
 
 acknowledge_now(#lane{fence = none, batches = Batches} = S) ->
     case is_idle(S) orelse not trunkline_batches:is_open(Batches) of
@@ -264,8 +270,8 @@ replied(Size, Request, Reply, S) ->
     end.
 
 long_reply(Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
-           #lane{mailboxes = Mailboxes} = S) ->
-    case trunkline_replies:way(before(Server, S), trunkline_mailboxes:known(Pid, Mailboxes)) of
+           #lane{questions = Questions} = S) ->
+    case trunkline_replies:way(before(Server, S), trunkline_questions:known(Pid, Questions)) of
         now ->
             send_reply(Charge, Request, Reply, for_caller(Pid, Charge, S));
         fence ->
@@ -282,8 +288,8 @@ long_reply(Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
     end.
 
 %% (A caller that gets many replies is not forgotten.)
-for_caller(Pid, Charge, #lane{mailboxes = Mailboxes} = S) ->
-    true = trunkline_mailboxes:may_receive(Pid, trunkline_mailboxes:table(Mailboxes)),
+for_caller(Pid, Charge, #lane{questions = Questions} = S) ->
+    true = trunkline_mailboxes:may_receive(Pid, trunkline_questions:table(Questions)),
     with_room(Charge, S).
 
 reply_by_lane(Size, Request, Reply, S) ->
@@ -321,13 +327,14 @@ fence(#lane{fence = none, batches = Batches} = S) ->
 fence(S) ->
     S.
 
-empty_batch(#lane{asks = Asks, batches = Batches} = S) ->
-    left(0, S#lane{batches = trunkline_batches:fence(trunkline_asks:are_granted(Asks), Batches)}).
+empty_batch(#lane{questions = Questions, batches = Batches} = S) ->
+    AreGranted = trunkline_questions:are_granted(Questions),
+    left(0, S#lane{batches = trunkline_batches:fence(AreGranted, Batches)}).
 
 %% Everything that was sent before the fence has arrived.
 pass_fence(#lane{backlog = Backlog} = S) ->
     {Charge, Entries, Backlog1} = trunkline_backlog:take(Backlog),
-    {Replies, Others} = trunkline_replies:first(Entries, S#lane.notices, S#lane.mailboxes),
+    {Replies, Others} = trunkline_replies:first(Entries, S#lane.notices, S#lane.questions),
     S1 = lists:foldl(fun send_kept/2, S#lane{fence = none, backlog = Backlog1}, Replies),
     Rest = Charge - lists:sum([Place || [{parcel, Place, _, _, _} | _] <- Replies]),
     S2 = case Others of
@@ -469,13 +476,14 @@ transmit(Charge, Entries, #lane{notices = Notices} = S) ->
             send_batch(Charge, Entries, S)
     end.
 
-send_batch(Charge, Entries, #lane{asks = Asks, batches = Batches, heap = Heap} = S) ->
-    Batches1 = trunkline_batches:send(Charge, Entries, trunkline_asks:are_granted(Asks), Batches),
+send_batch(Charge, Entries, #lane{questions = Questions, batches = Batches, heap = Heap} = S) ->
+    AreGranted = trunkline_questions:are_granted(Questions),
+    Batches1 = trunkline_batches:send(Charge, Entries, AreGranted, Batches),
     left(Charge, S#lane{batches = Batches1, heap = trunkline_heap:room_for(Charge, Heap)}).
 
 %% Reports what has gone past the lane.
-report(#lane{mode = {send, _}, asks = Asks, batches = Batches} = S) ->
-    case trunkline_batches:report(trunkline_asks:are_granted(Asks), Batches) of
+report(#lane{mode = {send, _}, questions = Questions, batches = Batches} = S) ->
+    case trunkline_batches:report(trunkline_questions:are_granted(Questions), Batches) of
         {none, Batches1} -> S#lane{batches = Batches1};
         {reported, Batches1} -> left(0, S#lane{batches = Batches1})
     end;
@@ -547,36 +555,31 @@ tell_agents(#lane{replies = Replies} = S) ->
 control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
     Batches = trunkline_batches:acked(Ack, Charge, Arrived, S#lane.batches),
     drained(flush(S#lane{batches = Batches}));
-control({ask, Ref, Sender, To}, #lane{mailboxes = Mailboxes} = S) ->
-    case trunkline_batches:takes_turns(S#lane.batches)
-        andalso trunkline_asks:ask(Ref, Sender, To, trunkline_mailboxes:known(To, Mailboxes),
-                                   is_idle(S), S#lane.asks) of
-        {answer, Answer, Asks} ->
-            Ref ! {Ref, Answer},
-            ticking(S#lane{asks = Asks});
-        {question, What, Asks} ->
-            acknowledge_now(command(Sender, [{turn, To, Ref, self()} | What], S#lane{asks = Asks}));
+control({ask, Ref, Sender, To}, #lane{batches = Batches, questions = Questions} = S) ->
+    case trunkline_batches:takes_turns(Batches) of
+        true ->
+            IsIdle = is_idle(S),
+            ticking(carry_out(trunkline_questions:ask(Ref, Sender, To, IsIdle, Questions), S));
         false ->
             Ref ! {Ref, no},
             S
     end;
-control({answer, Ref, Answer}, #lane{mailboxes = Mailboxes} = S) ->
-    case trunkline_mailboxes:answer(Ref, Answer, Mailboxes) of
-        {ok, Mailboxes1} -> ticking(S#lane{mailboxes = Mailboxes1});
-        unknown -> answered_ask(Ref, Answer, S)
-    end;
+control({answer, Ref, Answer}, #lane{questions = Questions} = S) ->
+    ticking(carry_out(trunkline_questions:answered(Ref, Answer, Questions), S));
 control(bypassed, S) ->
     drained(ticking(S));
 control({relay, Agent, Message}, S) ->
     Agent ! Message,
     S;
-control({unanswered, Requests}, #lane{mode = {send, _}} = S) ->
-    lists:foldl(fun cancel/2, S, [Request || {call, _, Caller, _} = Request <- Requests,
-                                             not is_process_alive(Caller)]);
-control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, ix = Ix} = S) ->
-    case trunkline_asks:used(Ref, S#lane.asks) of
-        {granted, Asks} ->
-            to_report(S#lane{asks = Asks, batches = trunkline_batches:passed(1, Batches)});
+control({unanswered, Requests}, #lane{mode = {send, _}, questions = Questions} = S) ->
+    Dead = [Request || {call, _, Caller, _} = Request <- Requests, not is_process_alive(Caller)],
+    carry_out({lists:flatmap(fun trunkline_questions:cancel/1, Dead), Questions}, S);
+control({sent_plain, Ref}, #lane{questions = Questions, batches = Batches, mode = Mode,
+                                 stats = Stats, ix = Ix} = S) ->
+    case trunkline_questions:sent(Ref, Questions) of
+        {granted, Questions1} ->
+            to_report(S#lane{questions = Questions1,
+                             batches = trunkline_batches:passed(1, Batches)});
         {unknown, _} ->
             %% Its turn was in an earlier session. It may be lost, or still be under way.
             _ = is_anew(Mode) andalso trunkline_stats:add(Stats, peer, lost_unconfirmed, 1),
@@ -585,13 +588,9 @@ control({sent_plain, Ref}, #lane{batches = Batches, mode = Mode, stats = Stats, 
                 false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
             end
     end;
-control({not_sent, Ref}, #lane{asks = Asks, batches = Batches} = S) ->
+control({not_sent, Ref}, #lane{questions = Questions, batches = Batches} = S) ->
     ok = trunkline_batches:answers(Batches),
-    case trunkline_asks:unused(Ref, Asks) of
-        {late, To, Asks1} -> drained(cancel(To, silent([To], S#lane{asks = Asks1})));
-        {granted, To, Asks1} -> drained(cancel(To, S#lane{asks = Asks1}));
-        none -> drained(S)
-    end;
+    drained(carry_out(trunkline_questions:not_sent(Ref, Questions), S));
 control(Event, S) when element(1, Event) =:= way; element(1, Event) =:= channel;
                        element(1, element(3, Event)) =:= channels ->
     way_event(Event, S);
@@ -625,7 +624,7 @@ control({order, Ref, drain}, #lane{batches = Batches} = S) ->
 control({order, Ref, Mode}, Before) ->
     S0 = Before#lane{batches = trunkline_batches:end_bypass(past(Mode, Before),
                                                             Before#lane.batches)},
-    S = lists:foldl(fun settle/2, without_asks(S0),
+    S = lists:foldl(fun settle/2, without_questions(S0),
                     trunkline_notices:under_way(S0#lane.notices)),
     InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
@@ -636,7 +635,7 @@ control({order, Ref, Mode}, Before) ->
 control({retire, Inlets}, #lane{batches = Batches} = S) ->
     S0 = S#lane{batches = trunkline_batches:end_bypass(over, Batches)},
     #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} =
-        dispose_all(retired, without_asks(S0)),
+        dispose_all(retired, without_questions(S0)),
     trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
                                throttle => trunkline_replies:throttle(Replies)});
 control({'DOWN', _, process, _, _} = Down, S) ->
@@ -673,26 +672,6 @@ is_anew(absent) -> true;
 is_anew({send, _}) -> true;
 is_anew(_) -> false.
 
-answered_ask(Ref, Answer, S) ->
-    case trunkline_asks:answer(Ref, Answer, S#lane.asks) of
-        {awaited, To, Learned, Asks} ->
-            S1 = know(To, Learned, S#lane{asks = Asks}),
-            ticking(case Answer of
-                        {no, _} ->
-                            S2 = cancel(To, S1),
-                            Ref ! {Ref, no},
-                            S2;
-                        _ ->
-                            Ref ! {Ref, Answer},
-                            S1
-                    end);
-        {late, To, Learned, Asks} ->
-            ticking(know(To, Learned, S#lane{asks = Asks}));
-        unknown ->
-            ok = trunkline_in_turn:not_used(Answer),
-            S
-    end.
-
 ready(Ref, #lane{link = Link}) ->
     Link ! {lane_ready, Ref, self()},
     ok.
@@ -715,61 +694,31 @@ fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices} = S) ->
     To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
     case Receiver of
-        {no, Pid} -> ticking(know(Pid, no, S1));
-        Pid when is_pid(Pid) -> ticking(know(Pid, go, S1));
+        {no, Pid} -> learned(Pid, no, S1);
+        Pid when is_pid(Pid) -> learned(Pid, go, S1);
         any -> S1
     end.
 
-know(To, What, #lane{mailboxes = Mailboxes} = S) ->
-    S#lane{mailboxes = trunkline_mailboxes:know(To, What, Mailboxes)}.
-
-silent(Addressees, #lane{mailboxes = Mailboxes} = S) ->
-    S#lane{mailboxes = trunkline_mailboxes:silent(Addressees, Mailboxes)}.
+learned(Receiver, What, #lane{questions = Questions} = S) ->
+    ticking(S#lane{questions = trunkline_questions:learned(Receiver, What, Questions)}).
 
 with_room(Charge, #lane{heap = Heap} = S) ->
     S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.
 
 %% Senders that have been killed count as having sent.
-tick_all(#lane{batches = Batches, asks = Asks, mailboxes = Mailboxes, heap = Heap} = S) ->
-    IsAlive = fun erlang:is_process_alive/1,
-    {Killed, Asks1} = trunkline_asks:tick(IsAlive, Asks),
+tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->
+    {Killed, Commands, Questions1} = trunkline_questions:tick(may_ask(S), Questions),
     ok = trunkline_batches:answers(Batches),
-    Batches1 = trunkline_batches:tick(length(Killed), Batches),
-    S1 = report(S#lane{asks = Asks1, batches = Batches1, heap = trunkline_heap:tick(Heap)}),
-    S2 = case S1 of
-             #lane{mode = {send, _}, drain = none, drained = false} ->
-                 ask_about(trunkline_mailboxes:tick(Mailboxes), S1);
-             _ ->
-                 S1#lane{mailboxes = trunkline_mailboxes:clear(Mailboxes)}
-         end,
-    S3 = silent(trunkline_asks:late(IsAlive, Asks1), S2),
-    lists:foldl(fun cancel/2, S3, Killed).
-
-%% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
-%% that is dead.
-cancel(To, S) ->
-    case trunkline_command:is_request(To) of
-        true -> command(element(3, To), [{cancel, element(2, To), element(4, To)}], S);
-        false -> S
-    end.
+    S1 = report(S#lane{questions = Questions1, batches = trunkline_batches:tick(Killed, Batches),
+                       heap = trunkline_heap:tick(Heap)}),
+    carry_out({Commands, Questions1}, S1).
 
 %% Everything that has come here before has been delivered.
 is_idle(#lane{backlog = Backlog, batches = Batches}) ->
     trunkline_backlog:is_empty(Backlog) andalso trunkline_batches:is_idle(Batches).
 
-%% A command that travels like a message of this sender.
-command(Sender, Command, S) -> flush(queue(Sender, Command, S)).
-
-queue(Sender, Command, #lane{gate = Gate, ix = Ix} = S) ->
-    Charge = trunkline_gate:packed(1, 0),
-    ok = trunkline_gate:force(Gate, Ix, Charge),
-    {Entry, S1} = mark(Charge, Sender, Command, S),
-    keep(Charge, Entry, S1).
-
-without_asks(#lane{asks = Asks, mailboxes = Mailboxes} = S) ->
-    {Refs, Asks1} = trunkline_asks:refuse(Asks),
-    lists:foreach(fun(Ref) -> Ref ! {Ref, no} end, Refs),
-    S#lane{asks = Asks1, mailboxes = trunkline_mailboxes:clear(Mailboxes)}.
+without_questions(#lane{questions = Questions} = S) ->
+    S#lane{questions = trunkline_questions:refuse(Questions)}.
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, batches = Batches, node = Node} = S) ->
@@ -838,8 +787,8 @@ drained(S) ->
     S.
 
 %% Whether a sender may be sending by plain distribution.
-is_plain_sending(#lane{batches = Batches, asks = Asks}) ->
-    trunkline_asks:are_granted(Asks) orelse trunkline_batches:is_sending(Batches).
+is_plain_sending(#lane{batches = Batches, questions = Questions}) ->
+    trunkline_questions:are_granted(Questions) orelse trunkline_batches:is_sending(Batches).
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).
@@ -855,9 +804,9 @@ tick(Time, #lane{batches = Batches, drain = Drain} = S) ->
 %% While the level is wrong it may be zero although a message is in the lane. So no sender bypasses
 %% the lane until there is nothing to correct. (If the level is too low the lane may count as
 %% drained with a message in its mailbox.)
-quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, mailboxes = Mailboxes, rest = Rest} = S) ->
+quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, questions = Questions, rest = Rest} = S) ->
     case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
-        andalso trunkline_mailboxes:are_none_known(Mailboxes)
+        andalso trunkline_questions:are_none_known(Questions)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
         andalso trunkline_gate:mend(Gate, Ix, Rest) of
         exact -> rest(exact(true, S#lane{rest = none}));

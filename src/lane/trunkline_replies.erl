@@ -138,19 +138,19 @@ send(Charge, {Caller, {_, Server}, Agent}, Reply,
 %% entries. (The others go as large messages do: so many would hold up what comes behind them. So do
 %% those to a caller whose mailbox is not known.)
 -spec first([trunkline_lane:entry()], trunkline_notices:notices(),
-            trunkline_mailboxes:mailboxes()) ->
+            trunkline_questions:questions()) ->
           {[trunkline_lane:entry()], [trunkline_lane:entry()]}.
-first(Entries, Notices, Mailboxes) ->
-    first(Entries, trunkline_in_turn:most_at_once(), Notices, Mailboxes).
+first(Entries, Notices, Questions) ->
+    first(Entries, trunkline_in_turn:most_at_once(), Notices, Questions).
 
 first([[{parcel, _, _, Server, {reply, _, Pid}} | Parcel] = Entry | Entries] = All, Left, Notices,
-      Mailboxes) when Left > 0 ->
+      Questions) when Left > 0 ->
     case trunkline_parcel:is_term(Parcel)
         andalso not trunkline_notices:has_under_way(Server, Notices)
-        andalso trunkline_mailboxes:known(Pid, Mailboxes) =:= go of
+        andalso trunkline_questions:known(Pid, Questions) =:= go of
         true ->
             {Replies, Others} = first(Entries, Left - trunkline_parcel:bytes(Parcel), Notices,
-                                      Mailboxes),
+                                      Questions),
             {[Entry | Replies], Others};
         false ->
             {[], All}

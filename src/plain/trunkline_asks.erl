@@ -1,4 +1,5 @@
-%% Which senders have asked a lane for their turn (see trunkline_in_turn).
+%% Which senders have asked a lane for their turn (see trunkline_in_turn): a part of
+%% trunkline_questions.
 %%
 %%     sender ── ask ──> lane ── nothing in flight, the mailbox is known ──> go, at once
 %%                        │
@@ -7,8 +8,9 @@
 %% What the lane knows of mailboxes is in trunkline_mailboxes.
 %%
 %% A question may find no answer for a long time, because the receiver does not get to run, or the
-%% peer stands still. Its sender gives up (unused/2). So that there are not ever more of them, no
-%% sender may ask about that receiver until the answer comes (late/2).
+%% peer stands still. Its sender gives up (unused/2), or is killed. Then the question is late. So
+%% that there are not ever more of them, no sender should ask about that receiver until all late
+%% answers are there (is_late/2).
 %%
 %% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
 %% though its message may have gone. The lane takes it as sent at the second tick after its end: by
@@ -18,8 +20,7 @@
 -module(trunkline_asks).
 -moduledoc false.
 
--export([new/0, ask/6, answer/3, late/2, unused/2, used/2, are_granted/1, refuse/1,
-         tick/2]).
+-export([new/0, ask/6, answer/3, is_late/2, unused/2, used/2, are_granted/1, refuse/1, tick/2]).
 
 -export_type([asks/0]).
 
@@ -28,7 +29,8 @@
 %% What an answer tells of the receiver's mailbox. (If it was known, the inlet has not looked.)
 -type learned() :: go | no | nothing.
 -record(asks,
-        {pending = #{} :: #{reference() => {sender() | late, to(), known | look}},
+        {pending = #{} :: #{reference() => {sender(), to(), known | look}},
+         late = #{} :: #{reference() => {to(), known | look}},
          %% Who was told `go', and has not sent; `dead': that was so at the last tick.
          granted = #{} :: #{reference() => {sender(), to()} | {dead, to()}}}).
 -opaque asks() :: #asks{}.
@@ -63,17 +65,15 @@ grant(Ref, Sender, To, #asks{granted = Granted} = A) ->
 %% at the end of the session.
 -spec answer(reference(), trunkline_in_turn:answer(), asks()) ->
           {awaited | late, to(), learned(), asks()} | unknown.
-answer(Ref, Answer, #asks{pending = Pending} = A) ->
-    case maps:take(Ref, Pending) of
-        {{Sender, To, What}, Pending1} ->
+answer(Ref, Answer, #asks{pending = Pending, late = Late} = A) ->
+    case {maps:take(Ref, Pending), maps:take(Ref, Late)} of
+        {{{Sender, To, What}, Pending1}, _} ->
             To1 = served(To, Answer),
-            Learned = learned(Answer, What),
-            A1 = A#asks{pending = Pending1},
-            case Sender of
-                late -> {late, To1, Learned, A1};
-                _ -> {awaited, To1, Learned, answered(Answer, Ref, Sender, To1, A1)}
-            end;
-        error ->
+            {awaited, To1, learned(Answer, What),
+             answered(Answer, Ref, Sender, To1, A#asks{pending = Pending1})};
+        {_, {{To, What}, Late1}} ->
+            {late, served(To, Answer), learned(Answer, What), A#asks{late = Late1}};
+        {error, error} ->
             unknown
     end.
 
@@ -96,22 +96,30 @@ answered(noproc, _, _, _, A) -> A;
 answered({no, _}, _, _, _, A) -> A;
 answered(_, Ref, Sender, To, A) -> grant(Ref, Sender, To, A).
 
-%% The addressees in the questions whose senders do not wait any more.
--spec late(IsAlive :: fun((sender()) -> boolean()), asks()) -> [to()].
-late(IsAlive, #asks{pending = Pending}) ->
-    [To || {Who, To, _} <- maps:values(Pending), Who =:= late orelse not IsAlive(Who)].
+%% Whether a question about that receiver is late. (A process that waits for an outcome is never
+%% looked at.)
+-spec is_late(to(), asks()) -> boolean().
+is_late(_, #asks{late = Late}) when map_size(Late) =:= 0 ->
+    false;
+is_late({reply, _}, _) ->
+    false;
+is_late(To, #asks{late = Late}) ->
+    Receiver = trunkline_mailboxes:receiver(To),
+    lists:any(fun({Other, _}) -> trunkline_mailboxes:receiver(Other) =:= Receiver end,
+              maps:values(Late)).
 
-%% The sender has given up (`late'), or could not send. Returns whom its message was for.
--spec unused(reference(), asks()) -> {late | granted, to(), asks()} | none.
+%% The sender has given up, or could not send. Returns whom its message was for.
+-spec unused(reference(), asks()) -> {to(), asks()} | none.
 unused(Ref, #asks{pending = Pending, granted = Granted} = A) ->
     case {Pending, maps:take(Ref, Granted)} of
-        {#{Ref := {_, To, What}}, _} ->
-            {late, To, A#asks{pending = Pending#{Ref := {late, To, What}}}};
-        {_, {{_, To}, Granted1}} ->
-            {granted, To, A#asks{granted = Granted1}};
-        {_, error} ->
-            none
+        {#{Ref := {_, To, _}}, _} -> {To, late([Ref], A)};
+        {_, {{_, To}, Granted1}} -> {To, A#asks{granted = Granted1}};
+        {_, error} -> none
     end.
+
+late(Refs, #asks{pending = Pending, late = Late} = A) ->
+    New = maps:map(fun(_, {_, To, What}) -> {To, What} end, maps:with(Refs, Pending)),
+    A#asks{pending = maps:without(Refs, Pending), late = maps:merge(Late, New)}.
 
 %% The sender has sent. `unknown': it was not granted in this session.
 -spec used(reference(), asks()) -> {granted | unknown, asks()}.
@@ -125,18 +133,21 @@ used(Ref, #asks{granted = Granted} = A) ->
 -spec are_granted(asks()) -> boolean().
 are_granted(#asks{granted = Granted}) -> map_size(Granted) > 0.
 
-%% The session has ended: no inlet will answer these.
+%% The session has ended: no inlet will answer these, whose senders wait.
 -spec refuse(asks()) -> {[reference()], asks()}.
 refuse(#asks{pending = Pending}) -> {maps:keys(Pending), new()}.
 
-%% To be called once a second. Returns whom the messages were for that count as sent now.
--spec tick(IsAlive :: fun((sender()) -> boolean()), asks()) -> {[to()], asks()}.
-tick(IsAlive, #asks{granted = Granted} = A) ->
+%% To be called once a second. Returns whom the messages were for that count as sent now, and those
+%% that will not be sent, since their senders were killed before they had an answer.
+-spec tick(IsAlive :: fun((sender()) -> boolean()), asks()) -> {[to()], [to()], asks()}.
+tick(IsAlive, #asks{pending = Pending, granted = Granted} = A) ->
+    GivenUp = [{Ref, To} || {Ref, {Sender, To, _}} <- maps:to_list(Pending), not IsAlive(Sender)],
+    {Refs, Tos} = lists:unzip(GivenUp),
     Left = maps:filter(fun(_, {Who, _}) -> Who =/= dead end, Granted),
-    {[To || {dead, To} <- maps:values(Granted)],
-     A#asks{granted = maps:map(fun(_, {Sender, To}) ->
-                                       case IsAlive(Sender) of
-                                           true -> {Sender, To};
-                                           false -> {dead, To}
-                                       end
-                               end, Left)}}.
+    {[To || {dead, To} <- maps:values(Granted)], Tos,
+     (late(Refs, A))#asks{granted = maps:map(fun(_, {Sender, To}) ->
+                                                     case IsAlive(Sender) of
+                                                         true -> {Sender, To};
+                                                         false -> {dead, To}
+                                                     end
+                                             end, Left)}}.

@@ -22,12 +22,12 @@
 %% that for longer. It remembers nothing of a registered name, which another process may have at any
 %% time. (If the lane does not get to run, because the connection is busy, it forgets later.)
 %%
-%% This module is a part of the lane, which owns the table.
+%% This module is a part of trunkline_questions. The lane owns the table.
 -module(trunkline_mailboxes).
 -moduledoc false.
 
 -export([may_receive/2]).
--export([new/0, table/1, known/2, know/3, silent/2, seen/3, answer/3, tick/1, are_none_known/1,
+-export([new/0, table/1, known/2, receiver/1, know/3, seen/3, answer/3, tick/1, are_none_known/1,
          clear/1]).
 
 -export_type([mailboxes/0, table/0, known/0, question/0]).
@@ -51,9 +51,7 @@
          %% may never answer, and a process at the peer waits for it.)
          pending = #{} :: #{question() => pid()},
          %% Nor does it before that tick about one that is not suited.
-         unsuited = #{} :: #{pid() => Ticks :: pos_integer()},
-         %% About these a sender has asked, and has found no answer.
-         silent = #{} :: #{receiver() => []}}).
+         unsuited = #{} :: #{pid() => Ticks :: pos_integer()}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
@@ -90,9 +88,9 @@ table(#mailboxes{table = Table}) -> Table.
 -spec known(trunkline_in_turn:addressee(), mailboxes()) -> known().
 known({reply, _}, _) ->
     go;
-known(To, #mailboxes{table = Table, unsuited = Unsuited, silent = Silent}) ->
+known(To, #mailboxes{table = Table, unsuited = Unsuited}) ->
     Receiver = receiver(To),
-    case is_map_key(Receiver, Unsuited) orelse is_map_key(Receiver, Silent) of
+    case is_map_key(Receiver, Unsuited) of
         true ->
             no;
         false ->
@@ -102,18 +100,19 @@ known(To, #mailboxes{table = Table, unsuited = Unsuited, silent = Silent}) ->
             end
     end.
 
+%% Whose mailbox it is. (Of a caller only the alias may be known.)
+-spec receiver(trunkline_in_turn:addressee()) -> receiver().
 receiver({reply, _, Pid}) -> Pid;
 receiver(Command) when is_tuple(Command) -> element(2, Command);
 receiver(To) -> To.
 
 %% A question about that addressee has been answered. `go' and `no': somebody has looked.
 -spec know(trunkline_in_turn:addressee(), go | no | nothing, mailboxes()) -> mailboxes().
-know(To, What, #mailboxes{silent = Silent} = M) ->
+know(To, What, M) ->
     Receiver = receiver(To),
-    M1 = M#mailboxes{silent = maps:remove(Receiver, Silent)},
     case is_pid(Receiver) of
-        true -> looked(Receiver, What, 1, M1);
-        false -> M1
+        true -> looked(Receiver, What, 1, M);
+        false -> M
     end.
 
 looked(_, nothing, _, M) ->
@@ -125,13 +124,6 @@ looked(Receiver, no, Patience, #mailboxes{table = Table, unsuited = Unsuited, ti
     true = ets:delete(Table, Receiver),
     Until = max(Ticks + Patience, maps:get(Receiver, Unsuited, 0)),
     M#mailboxes{unsuited = Unsuited#{Receiver => Until}}.
-
-%% Senders have not found an answer about these in time. Until it comes, or until the next tick,
-%% others should not wait as long.
--spec silent([trunkline_in_turn:addressee()], mailboxes()) -> mailboxes().
-silent(Addressees, #mailboxes{silent = Silent} = M) ->
-    Receivers = [receiver(To) || To <- Addressees],
-    M#mailboxes{silent = maps:merge(Silent, maps:from_keys(Receivers, []))}.
 
 %% A batch begins with a message to that receiver, or there is a long reply for it. Returns what the
 %% inlet should be asked.
@@ -178,7 +170,7 @@ tick(#mailboxes{table = Table, pending = Pending, unsuited = Unsuited, ticks = B
     Unsuited1 = maps:filter(fun(_, Until) -> Until > Ticks end, Unsuited),
     true = ets:delete_all_objects(Table),
     true = ets:insert(Table, [{Receiver, 0} || Receiver <- Used]),
-    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, unsuited = Unsuited1, silent = #{}}).
+    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, unsuited = Unsuited1}).
 
 %% Otherwise tick/1 must be called once more: what is known would become too old.
 -spec are_none_known(mailboxes()) -> boolean().
