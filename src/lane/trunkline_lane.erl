@@ -75,8 +75,7 @@
 
 -export_type([entry/0, to/0, order/0]).
 
--dialyzer({no_improper_lists,
-           [loop/1, collected/5, notice/2]}).
+-dialyzer({no_improper_lists, [loop/1, collected/5, notice/2]}).
 
 %% The addressee at the other node.
 -type to() :: pid()
@@ -201,6 +200,66 @@ loop(S) ->
             loop(control(Control, S))
     end.
 
+%% Anything but a message or a reply, in the order of who sends it. From the link:
+control({order, Ref, Order}, S) ->
+    obey(Order, Ref, S);
+control({way, _} = Way, S) ->
+    way_event(Way, S);
+control({retire, Inlets}, S) ->
+    retired(Inlets, S);
+%% From the inlet, and from openers at the peer:
+control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
+    Batches = trunkline_batches:acked(Ack, Charge, Arrived, S#lane.batches),
+    drained(flush(S#lane{batches = Batches}));
+control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
+    settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
+control({resumed, Ref, Expects, Acknowledged, Missing},
+        #lane{mode = {suspended, Outlets, Ref}} = S) ->
+    resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
+control({unanswered, Requests}, #lane{mode = {send, _}} = S) ->
+    cancel_dead(Requests, S);
+control({answer, Ref, Answer}, #lane{questions = Questions} = S) ->
+    ticking(carry_out(trunkline_questions:answered(Ref, Answer, Questions), S));
+control({fetch, Inlet, N, Opener, How}, S) ->
+    fetch(Inlet, N, Opener, How, S);
+control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
+                      element(1, Late) =:= resumed; element(1, Late) =:= unanswered ->
+    S;                                       % of an earlier session, or connection
+%% From the lane's own connections, and about servers that are suspended (trunkline_throttle):
+control({channel, _, _} = Event, S) ->
+    way_event(Event, S);
+control({timeout, _, {channels, _}} = Timeout, S) ->
+    way_event(Timeout, S);
+control({{stopped, _}, _} = Stopped, S) ->
+    reply_event(Stopped, S);
+control({looked_through, _} = Looked, S) ->
+    reply_event(Looked, S);
+control({'DOWN', _, process, _, _} = Down, S) ->
+    reply_event(Down, S);
+%% From senders that use plain distribution, and from callers and agents with a lease:
+control({ask, Ref, Sender, To}, S) ->
+    ask(Ref, Sender, To, S);
+control({sent_plain, Ref}, S) ->
+    sent_plain(Ref, S);
+control({not_sent, Ref}, #lane{questions = Questions, batches = Batches} = S) ->
+    ok = trunkline_batches:answers(Batches),
+    drained(carry_out(trunkline_questions:not_sent(Ref, Questions), S));
+control(bypassed, S) ->
+    drained(ticking(S));
+control({relay, Agent, Message}, S) ->
+    Agent ! Message,
+    S;
+%% From the lane itself:
+control({timeout, _, tick}, S) ->
+    ticked(S);
+control({probe, Sent}, S) ->
+    probe(Sent, S);
+control(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
+    S.
+
+%% --- messages, in batches -------------------------------------------------------
+
 data(Charge, Entry, #lane{mode = {send, _}, fence = Fence, batches = Batches} = S) ->
     case Fence =:= none andalso trunkline_batches:is_open(Batches) of
         true -> collect(?BATCH_MESSAGES - 1, Charge, [Entry], S);
@@ -219,49 +278,204 @@ data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
 data(Charge, Entry, #lane{mode = direct} = S) ->
     left(Charge, dispose(Entry, direct, S)).
 
-%% While little comes, the lane finds out to whom short messages may be sent past it.
-seen(To, #lane{mode = {send, _}, batches = Batches} = S) when is_pid(To) ->
-    case trunkline_batches:is_quiet(Batches) of
-        true -> seen(short, To, S);
-        false -> S
+%% Takes the rest of the batch from the mailbox. (The window is open, hence the
+%% backlog is empty: see flush/1.)
+collect(More, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < Most ->
+    receive
+        Next -> collected(Next, More, Charge, Entries, S)
+    after 0 ->
+            case trunkline_batches:is_waiting(Charge, S#lane.batches) of
+                true -> receive Next -> collected(Next, More, Charge, Entries, S) end;
+                false -> transmit(Charge, lists:reverse(Entries), S)
+            end
     end;
-seen(_, S) ->
-    S.
+collect(_, Charge, Entries, S) ->
+    transmit(Charge, lists:reverse(Entries), S).
 
-seen(Kind, To, #lane{batches = Batches, questions = Questions} = S) ->
-    case may_ask(S) andalso trunkline_batches:takes_turns(Batches) of
-        true -> carry_out(trunkline_questions:seen(Kind, To, Questions), S);
-        false -> S
+collected([C, Sender | Entry], More, Charge, Entries, S) ->
+    case not is_tuple(hd(Entry)) andalso trunkline_notices:is_empty(S#lane.notices) of
+        true ->                   % nearly always (mark/4 would take a quarter of the lane's time)
+            add(C, Entry, More, Charge, Entries, S);
+        false ->
+            {Entry1, S1} = mark(C, Sender, Entry, S),
+            add(C, Entry1, More, Charge, Entries, S1)
+    end;
+collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S)
+  when is_pid(Agent) ->
+    {C, Entry, S1} = reply(trunkline_shape:size(Reply), Request, Reply, S),
+    add(C, Entry, More, Charge, Entries, S1);
+collected(Control, More, Charge, Entries, S)
+  when element(1, Control) =:= ack; element(1, Control) =:= fetch;
+       element(1, Control) =:= sent_plain; element(1, Control) =:= relay;
+       element(1, Control) =:= channel, element(1, element(3, Control)) =:= written ->
+    collect(More, Charge, Entries, control(Control, S));
+collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
+    control(Ask, transmit(Charge, lists:reverse(Entries), S));
+collected({system, From, Request}, _, Charge, Entries, S) ->
+    {system, From, Request, transmit(Charge, lists:reverse(Entries), S)};
+collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
+    %% This message may change what should happen to the batch.
+    Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
+    flush(control(Control, S#lane{backlog = Backlog1})).
+
+%% A message that would make the batch too large begins the next one: the distribution sends up to
+%% 64 kB whole, and more than that in fragments, which the receiving node has to put together.
+add(C, Entry, _, Charge, Entries, #lane{batch = Most} = S) when Charge + C > Most ->
+    data(C, Entry, transmit(Charge, lists:reverse(Entries), S));
+add(C, Entry, More, Charge, Entries, S) ->
+    collect(More - 1, Charge + C, [Entry | Entries], S).
+
+mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
+    case trunkline_notices:mark(Charge, Sender, Entry, Notices) of
+        {Entry1, Notices} -> {Entry1, S};                     % nearly always: no copy of the state
+        {Entry1, Notices1} -> {Entry1, S#lane{notices = Notices1}}
     end.
 
-%% Whether there is an inlet that will answer.
-may_ask(#lane{mode = {send, _}, drain = none, drained = false}) -> true;
-may_ask(_) -> false.
-
-%% What trunkline_questions has decided.
-carry_out({[], Questions}, S) ->
-    S#lane{questions = Questions};
-carry_out({Commands, Questions}, S) ->
-    S1 = flush(lists:foldl(fun command/2, S#lane{questions = Questions}, Commands)),
-    case lists:keymember(question, 1, Commands) of
-        true -> acknowledge_now(S1);
-        false -> S1
+transmit(Charge, Entries, #lane{notices = Notices} = S) ->
+    case trunkline_notices:are_in_lane(Notices) of
+        true ->
+            {Entries1, S1} = lists:mapfoldl(fun notice/2, S, Entries),
+            send_batch(Charge, Entries1, S1);
+        false ->
+            send_batch(Charge, Entries, S)
     end.
 
-%% A command travels like a message of its sender.
-command({_, Sender, Command}, #lane{gate = Gate, ix = Ix} = S) ->
-    Charge = trunkline_gate:packed(1, 0),
-    ok = trunkline_gate:force(Gate, Ix, Charge),
-    {Entry, S1} = mark(Charge, Sender, Command, S),
-    keep(Charge, Entry, S1).
+send_batch(Charge, Entries, #lane{questions = Questions, batches = Batches, heap = Heap} = S) ->
+    AreGranted = trunkline_questions:are_granted(Questions),
+    Batches1 = trunkline_batches:send(Charge, Entries, AreGranted, Batches),
+    left(Charge, S#lane{batches = Batches1, heap = trunkline_heap:room_for(Charge, Heap)}).
 
-acknowledge_now(#lane{fence = none, batches = Batches} = S) ->
-    case is_idle(S) orelse not trunkline_batches:is_open(Batches) of
-        true -> S;
-        false -> empty_batch(S)
+%% The window is full, or there is no inlet to send to.
+keep(Charge, Entry, S) ->
+    S#lane{backlog = trunkline_backlog:in(Charge, Entry, S#lane.backlog)}.
+
+%% Sends as much of the backlog as the window lets through. So while the window is
+%% open the backlog is empty.
+flush(#lane{mode = {send, _}, fence = Fence} = S) when Fence =/= none ->
+    case trunkline_batches:arrived(S#lane.batches) >= Fence of
+        true -> pass_fence(S);
+        false -> S
     end;
-acknowledge_now(S) ->
+flush(#lane{mode = {send, _}} = S) ->
+    case trunkline_batches:is_open(S#lane.batches)
+        andalso trunkline_backlog:take(S#lane.backlog) of
+        {Charge, Entries, Backlog} ->
+            S1 = transmit(Charge, Entries, S#lane{backlog = Backlog}),
+            flush(before_probe(-trunkline_gate:messages(Charge), S1));
+        _ -> S
+    end;
+flush(S) ->
     S.
+
+%% That much has left the lane: there may be room for a waiting sender.
+left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
+    Level = trunkline_gate:leave(Gate, Ix, Charge),
+    case Level < S#lane.low andalso trunkline_gate:awaited(Gate, Ix) of
+        true -> ok = trunkline_room:offer(Link, Ix);
+        false -> ok
+    end,
+    S1 = tell_agents(if Level < 0 -> exact(false, S);
+                        true -> S
+                     end),
+    case S1 of
+        #lane{ticking = true} -> S1#lane{active = true};
+        #lane{ticking = false} -> tick(S1)
+    end.
+
+%% --- large messages -------------------------------------------------------------
+
+%% A large message leaves the lane. (Only the outcome of a function may still come when the lane is
+%% closed: see is_closed/1.)
+notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
+    case is_closed(S) of
+        true ->
+            {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
+        false ->
+            Batch = trunkline_batches:next(S#lane.batches),
+            %% (If the lane had been drained, it is open again.)
+            S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices), drained = false},
+            {Sizes, S2} = leaves(N, Parcel, S1),
+            {[{notice, Place, N, Sender, To} | Sizes], S2}
+    end;
+notice(Entry, S) ->
+    {Entry, S}.
+
+%% Whether the lane has been drained and not been opened again. Then only replies and news come
+%% here, until the session ends: at once if a node stops Trunkline, or as late as the connection
+%% after a drain. The end takes the trunk and the dock with it, and what is on its way between them.
+%% So large replies travel in the lane from here on, as all other messages travel by the
+%% distribution.
+is_closed(#lane{drained = Drained, gate = Gate}) ->
+    Drained andalso trunkline_gate:path(Gate) =/= lanes.
+
+%% Terms that can go by the distribution stay here until they are fetched.
+leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, notices = Notices} = S) ->
+    case trunkline_parcel:is_term(Parcel) of
+        true ->
+            case may_send_terms(S) of
+                true ->
+                    {{term, trunkline_parcel:bytes(Parcel)},
+                     S#lane{notices = trunkline_notices:keep_term(N, Parcel, Notices)}};
+                false ->
+                    Packed = trunkline_parcel:pack(trunkline_parcel:unpack_sent(Parcel)),
+                    leaves(N, Packed, S)
+            end;
+        false ->
+            ok = trunkline_trunk:parcel(Bulk, {Ix, N}, Parcel),
+            {trunkline_parcel:sizes(Parcel), S}
+    end.
+
+%% A large message is neither here nor under way any more.
+settle(N, #lane{notices = Notices, gate = Gate, bulk_ix = BulkIx, link = Link} = S) ->
+    {Charge, Notices1} = trunkline_notices:settle(N, Notices),
+    _ = trunkline_gate:leave(Gate, BulkIx, Charge),
+    trunkline_gate:awaited(Gate, BulkIx) andalso trunkline_room:offer(Link, BulkIx),
+    S#lane{notices = Notices1}.
+
+%% These have been delivered.
+settle_all(Numbers, #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
+    Numbers =:= [] orelse trunkline_trunk:done(Bulk, [{Ix, N} || N <- Numbers]),
+    lists:foldl(fun settle/2, S, Numbers).
+
+%% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
+%% knows of the receiver's mailbox, senders may know, too.
+fetch(Inlet, N, Opener, How, #lane{mode = {send, {Inlet, _}}} = S) ->
+    case is_connected(S) of
+        true ->
+            fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, How, S);
+        false ->
+            _ = erlang:send_after(?AGAIN, self(), {fetch, Inlet, N, Opener, How}),
+            S
+    end;
+fetch(_, N, Opener, How, S) ->
+    fetched(none, N, Opener, How, S).        % of an earlier session
+
+fetched(none, _, Opener, _, S) ->
+    ok = trunkline_process:send_connected(Opener, missing),
+    S;
+fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices} = S) ->
+    ok = send_parcel(To, Wrap, Term, S),
+    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
+    S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
+    case Receiver of
+        {no, Pid} -> learned(Pid, no, S1);
+        Pid when is_pid(Pid) -> learned(Pid, go, S1);
+        any -> S1
+    end.
+
+%% Whether the nodes still have the connection with which the session has begun. If not, what waited
+%% behind a term may have been delivered, so that the term must not go by the next connection. It is
+%% lost, but counts as that only when the link has ended the session, as it will do now. (If the
+%% connection is lost right after this, and there is another one before the next call is made, the
+%% term goes by that all the same.)
+is_connected(#lane{node = Node, controller = Controller}) ->
+    Controller =/= none andalso trunkline_process:controller(Node) =:= Controller.
+
+send_parcel(To, Wrap, Parcel, #lane{stats = Stats}) ->
+    trunkline_in_turn:send_for_lane(To, Wrap, trunkline_parcel:unpack_sent(Parcel),
+                                    trunkline_parcel:bytes(Parcel), [], Stats).
+
+%% --- replies --------------------------------------------------------------------
 
 replied(Size, Request, Reply, S) ->
     case trunkline_replies:is_for_plain(Size, Reply) andalso may_send_terms(S) of
@@ -321,6 +535,16 @@ send_reply(Charge, Request, Reply, #lane{batches = Batches, replies = Replies} =
     to_report(tell_agents(S#lane{batches = trunkline_batches:passed(1, Batches),
                                  replies = Replies1})).
 
+%% A reply that has come, as it should be in the lane.
+reply(Size, Request, Reply, #lane{notices = Notices, replies = Replies} = S) ->
+    entered(trunkline_replies:enter(Size, Request, Reply, is_closed(S), Notices, Replies), S).
+
+reply_as_term(Charge, Request, Reply, #lane{notices = Notices, replies = Replies} = S) ->
+    entered(trunkline_replies:enter_term(Charge, Request, Reply, Notices, Replies), S).
+
+entered({Place, Entry, Notices, Replies}, S) ->
+    {Place, Entry, S#lane{notices = Notices, replies = Replies}}.
+
 %% An empty batch, which the inlet acknowledges at once. Until then all that comes is kept.
 fence(#lane{fence = none, batches = Batches} = S) ->
     (empty_batch(S))#lane{fence = trunkline_batches:next(Batches)};
@@ -347,139 +571,108 @@ send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{batches = 
     ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
     left(Place, settle(N, S#lane{batches = trunkline_batches:passed(1, Batches)})).
 
-send_parcel(To, Wrap, Parcel, #lane{stats = Stats}) ->
-    trunkline_in_turn:send_for_lane(To, Wrap, trunkline_parcel:unpack_sent(Parcel),
-                                    trunkline_parcel:bytes(Parcel), [], Stats).
+tell_agents(#lane{replies = Replies} = S) ->
+    case trunkline_replies:left(Replies) of
+        none -> S;
+        Replies1 -> S#lane{replies = Replies1}
+    end.
 
-%% Takes the rest of the batch from the mailbox. (The window is open, hence the
-%% backlog is empty: see flush/1.)
-collect(More, Charge, Entries, #lane{batch = Most} = S) when More > 0, Charge < Most ->
-    receive
-        Next -> collected(Next, More, Charge, Entries, S)
-    after 0 ->
-            case trunkline_batches:is_waiting(Charge, S#lane.batches) of
-                true -> receive Next -> collected(Next, More, Charge, Entries, S) end;
-                false -> transmit(Charge, lists:reverse(Entries), S)
+%% Something about servers that are suspended; or, if not, about the ways of the batches.
+reply_event(Event, #lane{replies = Replies} = S) ->
+    case trunkline_replies:event(Event, Replies) of
+        unknown -> way_event(Event, S);
+        Replies1 -> S#lane{replies = Replies1}
+    end.
+
+%% --- what goes past the lane ----------------------------------------------------
+
+%% While little comes, the lane finds out to whom short messages may be sent past it.
+seen(To, #lane{mode = {send, _}, batches = Batches} = S) when is_pid(To) ->
+    case trunkline_batches:is_quiet(Batches) of
+        true -> seen(short, To, S);
+        false -> S
+    end;
+seen(_, S) ->
+    S.
+
+seen(Kind, To, #lane{batches = Batches, questions = Questions} = S) ->
+    case may_ask(S) andalso trunkline_batches:takes_turns(Batches) of
+        true -> carry_out(trunkline_questions:seen(Kind, To, Questions), S);
+        false -> S
+    end.
+
+%% Whether there is an inlet that will answer.
+may_ask(#lane{mode = {send, _}, drain = none, drained = false}) -> true;
+may_ask(_) -> false.
+
+%% A sender asks for its turn.
+ask(Ref, Sender, To, #lane{batches = Batches, questions = Questions} = S) ->
+    case trunkline_batches:takes_turns(Batches) of
+        true ->
+            IsIdle = is_idle(S),
+            ticking(carry_out(trunkline_questions:ask(Ref, Sender, To, IsIdle, Questions), S));
+        false ->
+            Ref ! {Ref, no},
+            S
+    end.
+
+%% What trunkline_questions has decided.
+carry_out({[], Questions}, S) ->
+    S#lane{questions = Questions};
+carry_out({Commands, Questions}, S) ->
+    S1 = flush(lists:foldl(fun command/2, S#lane{questions = Questions}, Commands)),
+    case lists:keymember(question, 1, Commands) of
+        true -> acknowledge_now(S1);
+        false -> S1
+    end.
+
+%% A command travels like a message of its sender.
+command({_, Sender, Command}, #lane{gate = Gate, ix = Ix} = S) ->
+    Charge = trunkline_gate:packed(1, 0),
+    ok = trunkline_gate:force(Gate, Ix, Charge),
+    {Entry, S1} = mark(Charge, Sender, Command, S),
+    keep(Charge, Entry, S1).
+
+acknowledge_now(#lane{fence = none, batches = Batches} = S) ->
+    case is_idle(S) orelse not trunkline_batches:is_open(Batches) of
+        true -> S;
+        false -> empty_batch(S)
+    end;
+acknowledge_now(S) ->
+    S.
+
+%% Everything that has come here before has been delivered.
+is_idle(#lane{backlog = Backlog, batches = Batches}) ->
+    trunkline_backlog:is_empty(Backlog) andalso trunkline_batches:is_idle(Batches).
+
+learned(Receiver, What, #lane{questions = Questions} = S) ->
+    ticking(S#lane{questions = trunkline_questions:learned(Receiver, What, Questions)}).
+
+%% The inlet waits for replies to these requests. Their callers may have been killed.
+cancel_dead(Requests, #lane{questions = Questions} = S) ->
+    Dead = [Request || {call, _, Caller, _} = Request <- Requests, not is_process_alive(Caller)],
+    carry_out({lists:flatmap(fun trunkline_questions:cancel/1, Dead), Questions}, S).
+
+%% A sender has sent, when it was its turn.
+sent_plain(Ref, #lane{questions = Questions, batches = Batches, mode = Mode, stats = Stats,
+                      ix = Ix} = S) ->
+    case trunkline_questions:sent(Ref, Questions) of
+        {granted, Questions1} ->
+            to_report(S#lane{questions = Questions1,
+                             batches = trunkline_batches:passed(1, Batches)});
+        {unknown, _} ->
+            %% Its turn was in an earlier session. It may be lost, or still be under way.
+            _ = is_anew(Mode) andalso trunkline_stats:add(Stats, peer, lost_unconfirmed, 1),
+            case Mode =:= hold orelse trunkline_batches:takes_turns(Batches) of
+                true -> to_report(S#lane{batches = trunkline_batches:passed(1, Batches)});
+                false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
             end
-    end;
-collect(_, Charge, Entries, S) ->
-    transmit(Charge, lists:reverse(Entries), S).
-
-collected([C, Sender | Entry], More, Charge, Entries, S) ->
-    case not is_tuple(hd(Entry)) andalso trunkline_notices:is_empty(S#lane.notices) of
-        true ->                   % nearly always (mark/4 would take a quarter of the lane's time)
-            add(C, Entry, More, Charge, Entries, S);
-        false ->
-            {Entry1, S1} = mark(C, Sender, Entry, S),
-            add(C, Entry1, More, Charge, Entries, S1)
-    end;
-collected({[[alias | _] | {_, _, Agent} = Request], Reply}, More, Charge, Entries, S)
-  when is_pid(Agent) ->
-    {C, Entry, S1} = reply(trunkline_shape:size(Reply), Request, Reply, S),
-    add(C, Entry, More, Charge, Entries, S1);
-collected(Control, More, Charge, Entries, S)
-  when element(1, Control) =:= ack; element(1, Control) =:= fetch;
-       element(1, Control) =:= sent_plain; element(1, Control) =:= relay;
-       element(1, Control) =:= channel, element(1, element(3, Control)) =:= written ->
-    collect(More, Charge, Entries, control(Control, S));
-collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
-    control(Ask, transmit(Charge, lists:reverse(Entries), S));
-collected({system, From, Request}, _, Charge, Entries, S) ->
-    {system, From, Request, transmit(Charge, lists:reverse(Entries), S)};
-collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
-    %% This message may change what should happen to the batch.
-    Backlog1 = trunkline_backlog:in_batch(Charge, lists:reverse(Entries), Backlog),
-    flush(control(Control, S#lane{backlog = Backlog1})).
-
-%% A message that would make the batch too large begins the next one: the distribution sends up to
-%% 64 kB whole, and more than that in fragments, which the receiving node has to put together.
-add(C, Entry, _, Charge, Entries, #lane{batch = Most} = S) when Charge + C > Most ->
-    data(C, Entry, transmit(Charge, lists:reverse(Entries), S));
-add(C, Entry, More, Charge, Entries, S) ->
-    collect(More - 1, Charge + C, [Entry | Entries], S).
-
-%% A reply that has come, as it should be in the lane.
-reply(Size, Request, Reply, #lane{notices = Notices, replies = Replies} = S) ->
-    entered(trunkline_replies:enter(Size, Request, Reply, is_closed(S), Notices, Replies), S).
-
-reply_as_term(Charge, Request, Reply, #lane{notices = Notices, replies = Replies} = S) ->
-    entered(trunkline_replies:enter_term(Charge, Request, Reply, Notices, Replies), S).
-
-entered({Place, Entry, Notices, Replies}, S) ->
-    {Place, Entry, S#lane{notices = Notices, replies = Replies}}.
-
-mark(Charge, Sender, Entry, #lane{notices = Notices} = S) ->
-    case trunkline_notices:mark(Charge, Sender, Entry, Notices) of
-        {Entry1, Notices} -> {Entry1, S};                     % nearly always: no copy of the state
-        {Entry1, Notices1} -> {Entry1, S#lane{notices = Notices1}}
     end.
 
-%% A large message leaves the lane. (Only the outcome of a function may still come when the lane is
-%% closed: see is_closed/1.)
-notice([{parcel, Place, N, Sender, To} | Parcel], #lane{notices = Notices} = S) ->
-    case is_closed(S) of
-        true ->
-            {trunkline_multicast:entry(To, trunkline_parcel:unpack_sent(Parcel)), settle(N, S)};
-        false ->
-            Batch = trunkline_batches:next(S#lane.batches),
-            %% (If the lane had been drained, it is open again.)
-            S1 = S#lane{notices = trunkline_notices:leave(N, Batch, Notices), drained = false},
-            {Sizes, S2} = leaves(N, Parcel, S1),
-            {[{notice, Place, N, Sender, To} | Sizes], S2}
-    end;
-notice(Entry, S) ->
-    {Entry, S}.
-
-%% Whether the lane has been drained and not been opened again. Then only replies and news come
-%% here, until the session ends: at once if a node stops Trunkline, or as late as the connection
-%% after a drain. The end takes the trunk and the dock with it, and what is on its way between them.
-%% So large replies travel in the lane from here on, as all other messages travel by the
-%% distribution.
-is_closed(#lane{drained = Drained, gate = Gate}) ->
-    Drained andalso trunkline_gate:path(Gate) =/= lanes.
-
-%% Terms that can go by the distribution stay here until they are fetched.
-leaves(N, Parcel, #lane{mode = {send, {_, Bulk}}, ix = Ix, notices = Notices} = S) ->
-    case trunkline_parcel:is_term(Parcel) of
-        true ->
-            case may_send_terms(S) of
-                true ->
-                    {{term, trunkline_parcel:bytes(Parcel)},
-                     S#lane{notices = trunkline_notices:keep_term(N, Parcel, Notices)}};
-                false ->
-                    Packed = trunkline_parcel:pack(trunkline_parcel:unpack_sent(Parcel)),
-                    leaves(N, Packed, S)
-            end;
-        false ->
-            ok = trunkline_trunk:parcel(Bulk, {Ix, N}, Parcel),
-            {trunkline_parcel:sizes(Parcel), S}
-    end.
-
-%% A large message is neither here nor under way any more.
-settle(N, #lane{notices = Notices, gate = Gate, bulk_ix = BulkIx, link = Link} = S) ->
-    {Charge, Notices1} = trunkline_notices:settle(N, Notices),
-    _ = trunkline_gate:leave(Gate, BulkIx, Charge),
-    trunkline_gate:awaited(Gate, BulkIx) andalso trunkline_room:offer(Link, BulkIx),
-    S#lane{notices = Notices1}.
-
-%% These have been delivered.
-settle_all(Numbers, #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
-    Numbers =:= [] orelse trunkline_trunk:done(Bulk, [{Ix, N} || N <- Numbers]),
-    lists:foldl(fun settle/2, S, Numbers).
-
-transmit(Charge, Entries, #lane{notices = Notices} = S) ->
-    case trunkline_notices:are_in_lane(Notices) of
-        true ->
-            {Entries1, S1} = lists:mapfoldl(fun notice/2, S, Entries),
-            send_batch(Charge, Entries1, S1);
-        false ->
-            send_batch(Charge, Entries, S)
-    end.
-
-send_batch(Charge, Entries, #lane{questions = Questions, batches = Batches, heap = Heap} = S) ->
-    AreGranted = trunkline_questions:are_granted(Questions),
-    Batches1 = trunkline_batches:send(Charge, Entries, AreGranted, Batches),
-    left(Charge, S#lane{batches = Batches1, heap = trunkline_heap:room_for(Charge, Heap)}).
+%% Whether the connection of an earlier session has been lost.
+is_anew(absent) -> true;
+is_anew({send, _}) -> true;
+is_anew(_) -> false.
 
 %% Reports what has gone past the lane.
 report(#lane{mode = {send, _}, questions = Questions, batches = Batches} = S) ->
@@ -497,169 +690,34 @@ to_report(#lane{batches = Batches, drain = Drain} = S) ->
         false -> ticking(S)
     end.
 
-%% The window is full, or there is no inlet to send to.
-keep(Charge, Entry, S) ->
-    S#lane{backlog = trunkline_backlog:in(Charge, Entry, S#lane.backlog)}.
+%% Whether a sender may be sending by plain distribution.
+is_plain_sending(#lane{batches = Batches, questions = Questions}) ->
+    trunkline_questions:are_granted(Questions) orelse trunkline_batches:is_sending(Batches).
 
-%% Sends as much of the backlog as the window lets through. So while the window is
-%% open the backlog is empty.
-flush(#lane{mode = {send, _}, fence = Fence} = S) when Fence =/= none ->
-    case trunkline_batches:arrived(S#lane.batches) >= Fence of
-        true -> pass_fence(S);
-        false -> S
-    end;
-flush(#lane{mode = {send, _}} = S) ->
-    case trunkline_batches:is_open(S#lane.batches)
-        andalso trunkline_backlog:take(S#lane.backlog) of
-        {Charge, Entries, Backlog} ->
-            S1 = transmit(Charge, Entries, S#lane{backlog = Backlog}),
-            flush(before_probe(-trunkline_gate:messages(Charge), S1));
-        _ -> S
-    end;
-flush(S) ->
-    S.
+%% --- orders of the link ---------------------------------------------------------
 
-%% Once a second the lane sends a message (the probe) to itself, and measures how long it waits:
-%% in the mailbox, and then until the messages ahead of it in the backlog have left.
-before_probe(_, #lane{probe = none} = S) ->
-    S;
-before_probe(More, #lane{probe = {Sent, Before}} = S) when Before + More > 0 ->
-    S#lane{probe = {Sent, Before + More}};
-before_probe(_, #lane{probe = {Sent, _}, stats = Stats, ix = Ix} = S) ->
-    Time = erlang:monotonic_time(microsecond) - Sent,
-    trunkline_stats:observe(Stats, {lane, Ix}, time_in_lane, Time),
-    trunkline_stats:add(Stats, {lane, Ix}, time_in_lane_sum, Time),
-    S#lane{probe = none}.
-
-%% That much has left the lane: there may be room for a waiting sender.
-left(Charge, #lane{gate = Gate, ix = Ix, link = Link} = S) ->
-    Level = trunkline_gate:leave(Gate, Ix, Charge),
-    case Level < S#lane.low andalso trunkline_gate:awaited(Gate, Ix) of
-        true -> ok = trunkline_room:offer(Link, Ix);
-        false -> ok
-    end,
-    S1 = tell_agents(if Level < 0 -> exact(false, S);
-                        true -> S
-                     end),
-    case S1 of
-        #lane{ticking = true} -> S1#lane{active = true};
-        #lane{ticking = false} -> tick(S1)
-    end.
-
-tell_agents(#lane{replies = Replies} = S) ->
-    case trunkline_replies:left(Replies) of
-        none -> S;
-        Replies1 -> S#lane{replies = Replies1}
-    end.
-
-control({ack, Ack, Inlet, Charge, Arrived}, #lane{mode = {send, {Inlet, _}}} = S) ->
-    Batches = trunkline_batches:acked(Ack, Charge, Arrived, S#lane.batches),
-    drained(flush(S#lane{batches = Batches}));
-control({ask, Ref, Sender, To}, #lane{batches = Batches, questions = Questions} = S) ->
-    case trunkline_batches:takes_turns(Batches) of
-        true ->
-            IsIdle = is_idle(S),
-            ticking(carry_out(trunkline_questions:ask(Ref, Sender, To, IsIdle, Questions), S));
-        false ->
-            Ref ! {Ref, no},
-            S
-    end;
-control({answer, Ref, Answer}, #lane{questions = Questions} = S) ->
-    ticking(carry_out(trunkline_questions:answered(Ref, Answer, Questions), S));
-control(bypassed, S) ->
-    drained(ticking(S));
-control({relay, Agent, Message}, S) ->
-    Agent ! Message,
-    S;
-control({unanswered, Requests}, #lane{mode = {send, _}, questions = Questions} = S) ->
-    Dead = [Request || {call, _, Caller, _} = Request <- Requests, not is_process_alive(Caller)],
-    carry_out({lists:flatmap(fun trunkline_questions:cancel/1, Dead), Questions}, S);
-control({sent_plain, Ref}, #lane{questions = Questions, batches = Batches, mode = Mode,
-                                 stats = Stats, ix = Ix} = S) ->
-    case trunkline_questions:sent(Ref, Questions) of
-        {granted, Questions1} ->
-            to_report(S#lane{questions = Questions1,
-                             batches = trunkline_batches:passed(1, Batches)});
-        {unknown, _} ->
-            %% Its turn was in an earlier session. It may be lost, or still be under way.
-            _ = is_anew(Mode) andalso trunkline_stats:add(Stats, peer, lost_unconfirmed, 1),
-            case Mode =:= hold orelse trunkline_batches:takes_turns(Batches) of
-                true -> to_report(S#lane{batches = trunkline_batches:passed(1, Batches)});
-                false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
-            end
-    end;
-control({not_sent, Ref}, #lane{questions = Questions, batches = Batches} = S) ->
-    ok = trunkline_batches:answers(Batches),
-    drained(carry_out(trunkline_questions:not_sent(Ref, Questions), S));
-control(Event, S) when element(1, Event) =:= way; element(1, Event) =:= channel;
-                       element(1, element(3, Event)) =:= channels ->
-    way_event(Event, S);
-control({fetch, Inlet, N, Opener, How} = Fetch, #lane{mode = {send, {Inlet, _}}} = S) ->
-    case is_connected(S) of
-        true ->
-            fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, How, S);
-        false ->
-            _ = erlang:send_after(?AGAIN, self(), Fetch),
-            S
-    end;
-control({fetch, _, N, Opener, How}, S) ->
-    fetched(none, N, Opener, How, S);                        % of an earlier session
-control({delivered, Inlet, Numbers}, #lane{mode = {send, {Inlet, _}}} = S) ->
-    settle_all(trunkline_notices:under_way(Numbers, S#lane.notices), S);
-control({order, Ref, suspend}, #lane{mode = Mode, batches = Batches} = S) ->
+%% Carries out an order, and tells the link. (The session goes on after the first three. The others
+%% end it, or begin another one.)
+obey(suspend, Ref, #lane{mode = Mode, batches = Batches} = S) ->
     Batches1 = trunkline_batches:suspend(Batches),
     ok = ready(Ref, S),
     ticking(S#lane{mode = {suspended, element(2, Mode), none}, batches = Batches1});
-control({order, Ref, resume}, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
+obey(resume, Ref, #lane{mode = {suspended, {Inlet, _} = Outlets, _}} = S) ->
     ok = trunkline_inlet:resume(Inlet, Ref),
     ok = ready(Ref, S),
     S#lane{mode = {suspended, Outlets, Ref}};
-control({resumed, Ref, Expects, Acknowledged, Missing},
-        #lane{mode = {suspended, Outlets, Ref}} = S) ->
-    resumed(Expects, Acknowledged, Missing, S#lane{mode = {send, Outlets}});
-control({order, Ref, drain}, #lane{batches = Batches} = S) ->
+obey(drain, Ref, #lane{batches = Batches} = S) ->
     %% From here on each sender that has sent past the lane tells the lane.
     ok = trunkline_batches:ticks(false, Batches),
     drained(S#lane{drain = Ref, drained = false});
-control({order, Ref, Mode}, Before) ->
-    S0 = Before#lane{batches = trunkline_batches:end_bypass(past(Mode, Before),
-                                                            Before#lane.batches)},
-    S = lists:foldl(fun settle/2, without_questions(S0),
-                    trunkline_notices:under_way(S0#lane.notices)),
+obey(Mode, Ref, Before) ->
+    S = end_session(past(Mode, Before), Before),
     InFlight = trunkline_gate:messages(trunkline_batches:in_flight(S#lane.batches)),
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     S1 = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                              drain = none, probe = none}),
     ok = ready(Ref, S1),
-    ticking(S1);
-control({retire, Inlets}, #lane{batches = Batches} = S) ->
-    S0 = S#lane{batches = trunkline_batches:end_bypass(over, Batches)},
-    #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} =
-        dispose_all(retired, without_questions(S0)),
-    trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
-                               throttle => trunkline_replies:throttle(Replies)});
-control({'DOWN', _, process, _, _} = Down, S) ->
-    reply_event(Down, S);
-control({{stopped, _}, _} = Stopped, S) ->
-    reply_event(Stopped, S);
-control({looked_through, _} = Looked, S) ->
-    reply_event(Looked, S);
-control({timeout, _, tick}, #lane{active = true} = S) ->
-    S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    drained(tick(tick_all(S#lane{rest = none})));
-control({probe, Sent}, #lane{mode = {send, _}, backlog = Backlog} = S) ->
-    Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
-    before_probe(Before, S#lane{probe = {Sent, 0}});
-control({probe, _}, S) ->
-    S;
-control({timeout, _, tick}, S) ->
-    quiet(tick_all(S));
-control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
-                      element(1, Late) =:= resumed; element(1, Late) =:= unanswered ->
-    S;                                       % of an earlier session, or connection
-control(Unexpected, S) ->
-    ok = trunkline_process:unexpected(?MODULE, Unexpected),
-    S.
+    ticking(S1).
 
 %% What becomes of what has gone past the lane.
 past({absent, _}, _) -> lost;
@@ -667,58 +725,10 @@ past(direct, _) -> over;
 past(_, #lane{mode = absent}) -> over;       % and has been counted as lost
 past(_, _) -> kept.
 
-%% Whether the connection of an earlier session has been lost.
-is_anew(absent) -> true;
-is_anew({send, _}) -> true;
-is_anew(_) -> false.
-
-ready(Ref, #lane{link = Link}) ->
-    Link ! {lane_ready, Ref, self()},
-    ok.
-
-%% Whether the nodes still have the connection with which the session has begun. If not, what waited
-%% behind a term may have been delivered, so that the term must not go by the next connection. It is
-%% lost, but counts as that only when the link has ended the session, as it will do now. (If the
-%% connection is lost right after this, and there is another one before the next call is made, the
-%% term goes by that all the same.)
-is_connected(#lane{node = Node, controller = Controller}) ->
-    Controller =/= none andalso trunkline_process:controller(Node) =:= Controller.
-
-%% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
-%% knows of the receiver's mailbox, senders may know, too.
-fetched(none, _, Opener, _, S) ->
-    ok = trunkline_process:send_connected(Opener, missing),
-    S;
-fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices} = S) ->
-    ok = send_parcel(To, Wrap, Term, S),
-    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
-    S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
-    case Receiver of
-        {no, Pid} -> learned(Pid, no, S1);
-        Pid when is_pid(Pid) -> learned(Pid, go, S1);
-        any -> S1
-    end.
-
-learned(Receiver, What, #lane{questions = Questions} = S) ->
-    ticking(S#lane{questions = trunkline_questions:learned(Receiver, What, Questions)}).
-
-with_room(Charge, #lane{heap = Heap} = S) ->
-    S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.
-
-%% Senders that have been killed count as having sent.
-tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->
-    {Killed, Commands, Questions1} = trunkline_questions:tick(may_ask(S), Questions),
-    ok = trunkline_batches:answers(Batches),
-    S1 = report(S#lane{questions = Questions1, batches = trunkline_batches:tick(Killed, Batches),
-                       heap = trunkline_heap:tick(Heap)}),
-    carry_out({Commands, Questions1}, S1).
-
-%% Everything that has come here before has been delivered.
-is_idle(#lane{backlog = Backlog, batches = Batches}) ->
-    trunkline_backlog:is_empty(Backlog) andalso trunkline_batches:is_idle(Batches).
-
-without_questions(#lane{questions = Questions} = S) ->
-    S#lane{questions = trunkline_questions:refuse(Questions)}.
+%% From here on nothing goes past the lane, and no large message is under way.
+end_session(Past, #lane{batches = Batches} = S) ->
+    S1 = without_questions(S#lane{batches = trunkline_batches:end_bypass(Past, Batches)}),
+    lists:foldl(fun settle/2, S1, trunkline_notices:under_way(S1#lane.notices)).
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
        #lane{options = Options, batches = Batches, node = Node} = S) ->
@@ -739,6 +749,9 @@ resumed(Expects, Acknowledged, Missing, #lane{mode = {send, _}, batches = Batche
     Batches1 = trunkline_batches:resumed(Expects, Acknowledged, Batches),
     drained(flush(settle_all(Delivered, S#lane{batches = Batches1}))).
 
+without_questions(#lane{questions = Questions} = S) ->
+    S#lane{questions = trunkline_questions:refuse(Questions)}.
+
 dispose(Entry, How, #lane{node = Node, stats = Stats} = S) ->
     lists:foldl(fun settle/2, S, trunkline_leftovers:dispose(Entry, How, Node, Stats)).
 
@@ -749,20 +762,6 @@ dispose_all(How, #lane{backlog = Backlog} = S) ->
             dispose_all(How, left(Charge, S1#lane{backlog = Backlog1}));
         empty ->
             S
-    end.
-
-%% Something about servers that are suspended, if it is not about the ways of the batches.
-reply_event(Event, #lane{replies = Replies} = S) ->
-    case trunkline_replies:event(Event, Replies) of
-        unknown -> way_event(Event, S);
-        Replies1 -> S#lane{replies = Replies1}
-    end.
-
-%% Something about the ways of the batches.
-way_event(Event, #lane{batches = Batches} = S) ->
-    case trunkline_batches:event(Event, Batches) of
-        {ok, Batches1} -> ticking(flush(S#lane{batches = Batches1}));
-        unknown -> S
     end.
 
 drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
@@ -786,9 +785,25 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
 drained(S) ->
     S.
 
-%% Whether a sender may be sending by plain distribution.
-is_plain_sending(#lane{batches = Batches, questions = Questions}) ->
-    trunkline_questions:are_granted(Questions) orelse trunkline_batches:is_sending(Batches).
+ready(Ref, #lane{link = Link}) ->
+    Link ! {lane_ready, Ref, self()},
+    ok.
+
+-spec retired([pid(), ...], #lane{}) -> no_return().
+retired(Inlets, #lane{batches = Batches} = S) ->
+    S1 = without_questions(S#lane{batches = trunkline_batches:end_bypass(over, Batches)}),
+    #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} = dispose_all(retired, S1),
+    trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
+                               throttle => trunkline_replies:throttle(Replies)}).
+
+%% Something about the ways of the batches.
+way_event(Event, #lane{batches = Batches} = S) ->
+    case trunkline_batches:event(Event, Batches) of
+        {ok, Batches1} -> ticking(flush(S#lane{batches = Batches1}));
+        unknown -> S
+    end.
+
+%% --- ticks ----------------------------------------------------------------------
 
 ticking(#lane{ticking = true} = S) -> S;
 ticking(S) -> tick(S).
@@ -799,6 +814,20 @@ tick(Time, #lane{batches = Batches, drain = Drain} = S) ->
     ok = trunkline_batches:ticks(Drain =:= none, Batches),
     _ = erlang:start_timer(Time, self(), tick),
     S#lane{ticking = true, active = false}.
+
+ticked(#lane{active = true} = S) ->
+    S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
+    drained(tick(tick_all(S#lane{rest = none})));
+ticked(S) ->
+    quiet(tick_all(S)).
+
+%% Senders that have been killed count as having sent.
+tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->
+    {Killed, Commands, Questions1} = trunkline_questions:tick(may_ask(S), Questions),
+    ok = trunkline_batches:answers(Batches),
+    S1 = report(S#lane{questions = Questions1, batches = trunkline_batches:tick(Killed, Batches),
+                       heap = trunkline_heap:tick(Heap)}),
+    carry_out({Commands, Questions1}, S1).
 
 %% Nothing has come for a second. A killed sender may have left its charge behind (trunkline_gate).
 %% While the level is wrong it may be zero although a message is in the lane. So no sender bypasses
@@ -826,3 +855,24 @@ rest(#lane{batches = Batches} = S) ->
         {tick, Batches1} ->
             tick(S#lane{batches = Batches1})
     end.
+
+with_room(Charge, #lane{heap = Heap} = S) ->
+    S#lane{heap = trunkline_heap:room_for(Charge, Heap), active = true}.
+
+probe(Sent, #lane{mode = {send, _}, backlog = Backlog} = S) ->
+    Before = trunkline_gate:messages(trunkline_backlog:charge(Backlog)),
+    before_probe(Before, S#lane{probe = {Sent, 0}});
+probe(_, S) ->
+    S.
+
+%% Once a second the lane sends a message (the probe) to itself, and measures how long it waits:
+%% in the mailbox, and then until the messages ahead of it in the backlog have left.
+before_probe(_, #lane{probe = none} = S) ->
+    S;
+before_probe(More, #lane{probe = {Sent, Before}} = S) when Before + More > 0 ->
+    S#lane{probe = {Sent, Before + More}};
+before_probe(_, #lane{probe = {Sent, _}, stats = Stats, ix = Ix} = S) ->
+    Time = erlang:monotonic_time(microsecond) - Sent,
+    trunkline_stats:observe(Stats, {lane, Ix}, time_in_lane, Time),
+    trunkline_stats:add(Stats, {lane, Ix}, time_in_lane_sum, Time),
+    S#lane{probe = none}.
