@@ -10,8 +10,9 @@
 -export([stopped_peer/1, nosuspend/1, thousand_blocked/1, released_on_nodedown/1, losses_add_up/1,
          losses_of_long_terms_add_up/1, losses_of_thin_traffic_add_up/1, call_while_full/1,
          larger_than_all_bounds/1, batches_are_small/1, fair/1, killed_senders/1, slow_sender/1,
-         waiters_gave_up/1, binaries_do_not_keep_batches/1, bound_while_connecting/1, waiting/1,
-         time_in_lane/1, waiting_unpacked/1, delegated_replies/1]).
+         left_behind/1, on_its_way/1, waiters_gave_up/1, binaries_do_not_keep_batches/1,
+         bound_while_connecting/1, waiting/1, time_in_lane/1, waiting_unpacked/1,
+         delegated_replies/1]).
 -export([delegating/2]).
 -export([await_blocked/3]).
 
@@ -20,9 +21,9 @@ suite() -> [{timetrap, {minutes, 6}}].
 
 all() -> [stopped_peer, nosuspend, thousand_blocked, released_on_nodedown, losses_add_up,
           losses_of_long_terms_add_up, losses_of_thin_traffic_add_up, call_while_full,
-          larger_than_all_bounds, fair, killed_senders, slow_sender, waiters_gave_up,
-          binaries_do_not_keep_batches, batches_are_small, bound_while_connecting, waiting,
-          waiting_unpacked, delegated_replies, time_in_lane].
+          larger_than_all_bounds, fair, killed_senders, slow_sender, left_behind, on_its_way,
+          waiters_gave_up, binaries_do_not_keep_batches, batches_are_small, bound_while_connecting,
+          waiting, waiting_unpacked, delegated_replies, time_in_lane].
 
 
 -define(SMALL, [{lanes, 2}, {queue_bytes, 65536}, {window_bytes, 65536}]).
@@ -384,6 +385,57 @@ slow_sender(_) ->
     %% And what really has been left behind is taken out.
     cluster:call(A, Tick),
     cluster:await(fun() -> cluster:call(A, Level) =:= 0 end),
+    cluster:stop_all([A, B]).
+
+%% Killed senders have left more than the bound behind, and the lane is asleep. It looks because
+%% another one waits.
+left_behind(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    NodeB = cluster:node_of(B),
+    [Pid] = cluster:call(B, traffic, start_watchers, [1]),
+    ok = cluster:call(A, fun() ->
+                                 #route{gate = Gate, lanes = {Lane}, limit = Limit} =
+                                     trunkline_route:lookup(NodeB),
+                                 cluster:await(fun() -> cluster:hibernates(Lane) end),
+                                 ok = trunkline_gate:force(Gate, 1, Limit),
+                                 cluster:await(fun() -> cluster:hibernates(Lane) end)
+                         end),
+    _ = cluster:call(A, fun() -> spawn(trunkline, send, [Pid, {from, last, 1, x}]) end),
+    cluster:await(fun() -> is_map_key(last, cluster:call(B, traffic, summary, [Pid])) end),
+    cluster:stop_all([A, B]).
+
+%% A sender has entered the gate, and has not sent yet, when it turns out that the peer has no lanes
+%% any more. Nobody uses plain distribution before the lane has got that message.
+on_its_way(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    NodeB = cluster:node_of(B),
+    To = cluster:call(B, erlang, spawn, [timer, sleep, [infinity]]),
+    %% (They do not say goodbye.)
+    Links = [Link || {_, Link, _, _} <- cluster:call(B, supervisor, which_children,
+                                                     [trunkline_link_sup])],
+    Others = [cluster:call(B, erlang, whereis, [Name]) || Name <- [trunkline_sup,
+                                                                   trunkline_link_sup]],
+    ok = cluster:call(
+           A, fun() ->
+                      #route{gate = Gate, lanes = {Lane}, link = Link} =
+                          trunkline_route:lookup(NodeB),
+                      Charge = trunkline_gate:charge(first),
+                      ok = trunkline_gate:force(Gate, 1, Charge),
+                      lists:foreach(fun(Process) -> exit(Process, kill) end, Others ++ Links),
+                      cluster:await(fun() -> trunkline_gate:path(Gate) =/= lanes end),
+                      %% The lane has its order, and the link what the lane has said to that.
+                      _ = [sys:get_state(Process) || Process <- [Lane, Link]],
+                      case {trunkline_gate:path(Gate), trunkline_gate:level(Gate, 1)} of
+                          {wait, _} -> ok;
+                          {direct, 0} -> ok          % so slow that the charge was taken for a leak
+                      end,
+                      Lane ! [Charge, self(), To | first],
+                      second = trunkline:send(To, second),
+                      ok
+              end),
+    Received = fun() -> cluster:call(B, erlang, process_info, [To, messages]) end,
+    cluster:await(fun() -> length(element(2, Received())) =:= 2 end),
+    ?assertEqual({messages, [first, second]}, Received()),
     cluster:stop_all([A, B]).
 
 %% Senders that are killed while they wait, or between entering and sending, do

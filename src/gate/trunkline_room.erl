@@ -14,7 +14,8 @@
 %% that is killed does not, and the room that it was offered stays unused. So the link checks from
 %% time to time, and if a lane is empty while senders wait for it, wakes all of them. If others come
 %% so fast that a lane does not get below half, those that wait would wait for ever. Then the link
-%% closes its gate, as if it were full, until it is below half.
+%% closes its gate, as if it were full, until it is below half, and has the lane look for charges of
+%% killed senders.
 %%
 %% The number of waiting senders and their waiting times are counted here, not by the senders
 %% (trunkline_wait_time). So the counts are right while they wait. One that is killed counts until
@@ -208,12 +209,16 @@ recheck(none, R) ->
     R;
 recheck(#route{lanes = All} = Route, #room{levels = Levels} = R) ->
     Rest = mend(Route, R),
-    R#room{rest = Rest,
-           levels = maps:map(fun(Ix, Level) when Ix =< tuple_size(All) + 1 ->
-                                     recheck(Ix, Route, Level);
-                                (_, Level) ->
-                                     Level
-                             end, Levels)}.
+    Rechecked = R#room{levels = maps:map(fun(Ix, Level) when Ix =< tuple_size(All) + 1 ->
+                                                 recheck(Ix, Route, Level);
+                                            (_, Level) ->
+                                                 Level
+                                         end, Levels)},
+    %% (When nobody waits, the next look may be much later.)
+    Rechecked#room{rest = case is_awaited(Rechecked) of
+                              true -> Rest;
+                              false -> none
+                          end}.
 
 recheck(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
     case fill(Ix, Gate) =< 0 of
@@ -223,18 +228,20 @@ recheck(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
             #level{waiters = Left} = Released = released(Ix, Route, Level),
             case trunkline_waiters:size(Left) =:= trunkline_waiters:size(Waiters)
                 andalso not trunkline_waiters:is_empty(Waiters) of
-                true -> passed(Ix, Gate, Released);
+                true -> passed(Ix, Route, Released);
                 false -> Released
             end
     end.
 
-%% The waiting senders have been looked at, and none could go on.
-passed(Ix, Gate, #level{passed = Passed} = Level) ->
+%% The waiting senders have been looked at, and none could go on. The lane may be asleep, with what
+%% killed senders have left behind in its level.
+passed(Ix, #route{gate = Gate, lanes = Lanes}, #level{passed = Passed} = Level) ->
     Looks = case Passed of
                 {Before, Gate} -> Before + 1;
                 _ -> 1
             end,
     _ = Looks >= ?PASSED andalso is_open(Gate) andalso trunkline_gate:close(Gate, Ix),
+    _ = Looks =:= ?PASSED andalso Ix =< tuple_size(Lanes) andalso (element(Ix, Lanes) ! look),
     Level#level{passed = {Looks, Gate}}.
 
 %% What killed senders have left behind of the level of large messages. (The lanes look after their

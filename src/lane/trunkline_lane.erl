@@ -246,6 +246,9 @@ control({not_sent, Ref}, #lane{questions = Questions, batches = Batches} = S) ->
     drained(carry_out(trunkline_questions:not_sent(Ref, Questions), S));
 control(bypassed, S) ->
     drained(ticking(S));
+%% From the link, for a sender that waits (trunkline_room):
+control(look, S) ->
+    ticking(S);
 control({relay, Agent, Message}, S) ->
     Agent ! Message,
     S;
@@ -276,7 +279,7 @@ data(Charge, Entry, #lane{mode = absent, backlog = Backlog, link = Link} = S) ->
             keep(Charge, Entry, S)
     end;
 data(Charge, Entry, #lane{mode = direct} = S) ->
-    left(Charge, dispose(Entry, direct, S)).
+    drained(left(Charge, dispose(Entry, direct, S))).
 
 %% Takes the rest of the batch from the mailbox. (The window is open, hence the
 %% backlog is empty: see flush/1.)
@@ -716,8 +719,15 @@ obey(Mode, Ref, Before) ->
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     S1 = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                              drain = none, probe = none}),
-    ok = ready(Ref, S1),
-    ticking(S1).
+    ticking(case Mode =:= direct andalso trunkline_gate:path(S1#lane.gate) =:= wait of
+                true ->
+                    %% Senders use plain distribution as soon as this lane is ready. One that has
+                    %% been admitted may be about to send here.
+                    drained(S1#lane{drain = Ref, drained = false});
+                false ->
+                    ok = ready(Ref, S1),
+                    S1
+            end).
 
 %% What becomes of what has gone past the lane.
 past({absent, _}, _) -> lost;
@@ -793,8 +803,8 @@ ready(Ref, #lane{link = Link}) ->
 retired(Inlets, #lane{batches = Batches} = S) ->
     S1 = without_questions(S#lane{batches = trunkline_batches:end_bypass(over, Batches)}),
     #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} = dispose_all(retired, S1),
-    trunkline_retired:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
-                               throttle => trunkline_replies:throttle(Replies)}).
+    trunkline_retired_lane:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
+                                    throttle => trunkline_replies:throttle(Replies)}).
 
 %% Something about the ways of the batches.
 way_event(Event, #lane{batches = Batches} = S) ->
@@ -832,8 +842,13 @@ tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->
 %% Nothing has come for a second. A killed sender may have left its charge behind (trunkline_gate).
 %% While the level is wrong it may be zero although a message is in the lane. So no sender bypasses
 %% the lane until there is nothing to correct. (If the level is too low the lane may count as
-%% drained with a message in its mailbox.)
-quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, questions = Questions, rest = Rest} = S) ->
+%% drained with a message in its mailbox.) While senders use plain distribution they are all refused
+%% here, and their charges come and go. Then nothing is corrected.
+quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, questions = Questions, rest = Before} = S) ->
+    IsUsed = trunkline_gate:path(Gate) =/= direct,
+    Rest = if IsUsed -> Before;
+              true -> none
+           end,
     case trunkline_backlog:is_empty(Backlog) andalso not is_plain_sending(S)
         andalso trunkline_questions:are_none_known(Questions)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0}
@@ -841,6 +856,7 @@ quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, questions = Questions, rest
         exact -> rest(exact(true, S#lane{rest = none}));
         false -> tick(S#lane{rest = none});
         mended -> tick(drained(exact(false, S#lane{rest = none})));
+        {look, _} when not IsUsed -> rest(exact(false, S#lane{rest = none}));
         {look, Level} -> tick(?LOOK_AGAIN, exact(false, S#lane{rest = Level}))
     end.
 
