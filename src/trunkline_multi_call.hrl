@@ -1,5 +1,5 @@
-%% Requests and casts to the servers that have the same name at many nodes: the same in trunkline and
-%% in trunkline_gen_server.
+%% Requests and casts to the servers that have the same name at many nodes: the same in trunkline
+%% and in trunkline_gen_server.
 -doc "
 Calls the servers of a name at this node and at all connected nodes, and waits for all of them, as
 `gen_server:multi_call/2` does.

@@ -434,7 +434,11 @@ on_its_way(_) ->
                       ok
               end),
     Received = fun() -> cluster:call(B, erlang, process_info, [To, messages]) end,
-    cluster:await(fun() -> length(element(2, Received())) =:= 2 end),
+    cluster:await(fun() -> case Received() of
+                               {messages, [_, _]} -> true;
+                               NotYet -> NotYet
+                           end
+                  end),
     ?assertEqual({messages, [first, second]}, Received()),
     cluster:stop_all([A, B]).
 

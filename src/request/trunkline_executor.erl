@@ -20,9 +20,9 @@
 %%       ^                                     │ waits until its messages have been delivered
 %%       └──────────────── 'DOWN' ─────────────┘
 %%
-%% As with erpc, the function runs in a process of its own, with the caller's group leader. Functions
-%% of erpc that are exported for rpc execute it, and tell what the caller sees, so that exceptions
-%% and stacks are those of erpc.
+%% As with erpc, the function runs in a process of its own, with the caller's group leader. erpc's
+%% own functions execute it, and say what the caller sees (they are exported, for rpc). So
+%% exceptions and stacks are as with erpc.
 %%
 %% After the outcome the executor ends with an exit reason that is not `normal', so that processes
 %% that the function has linked to itself end with it, also as with erpc. The reason is the caller's
