@@ -333,7 +333,7 @@ finished(#inlet{ends = {finishing, Then}, unpacking = Unpacking, route = Route} 
 finished(S) ->
     S.
 
-ended(#inlet{ends = {_, {retire, Counterpart}}, route = Route} = S) ->
+ended(#inlet{ends = {told, {retire, Counterpart}}, route = Route} = S) ->
     S#inlet{ends = trunkline_retired_inlet:retire(Counterpart, Route)};
 ended(S) ->
     S#inlet{ends = over}.

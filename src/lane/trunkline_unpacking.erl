@@ -23,14 +23,14 @@
 %% whichever process takes the name meanwhile.
 %%
 %% This module is a part of the inlet, whose process calls it. It starts the openers. What happens
-%% goes in, and the steps that the inlet has to take come out, in this order:
+%% goes in, and the steps that the inlet has to take come out, in their order:
 %%
-%%     inlet                                       this module
-%%       | -- notice, fragments, news of openers ->  |
-%%       | <- turn: tell the opener where to deliver |
-%%       | <- message: one that waited is delivered  |
-%%       | <- delivered, broken: so is the large one |  or it died with its opener
-%%       | <- done: the lane is told of that         |  behind all that waited only for that
+%%     inlet                                      this module
+%%       | -- notice, fragments, news of openers -> |
+%%       | <- turn -------------------------------- |  an opener is told where to deliver
+%%       | <- delivered, or broken ---------------- |  an opener has delivered, or has died before
+%%       | <- message ----------------------------- |  one that has waited is delivered
+%%       | <- done -------------------------------- |  the lane is told of the large message
 -module(trunkline_unpacking).
 -moduledoc false.
 
