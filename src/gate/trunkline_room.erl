@@ -209,16 +209,12 @@ recheck(none, R) ->
     R;
 recheck(#route{lanes = All} = Route, #room{levels = Levels} = R) ->
     Rest = mend(Route, R),
-    Rechecked = R#room{levels = maps:map(fun(Ix, Level) when Ix =< tuple_size(All) + 1 ->
-                                                 recheck(Ix, Route, Level);
-                                            (_, Level) ->
-                                                 Level
-                                         end, Levels)},
-    %% (When nobody waits, the next look may be much later.)
-    Rechecked#room{rest = case is_awaited(Rechecked) of
-                              true -> Rest;
-                              false -> none
-                          end}.
+    R#room{rest = Rest,
+           levels = maps:map(fun(Ix, Level) when Ix =< tuple_size(All) + 1 ->
+                                     recheck(Ix, Route, Level);
+                                (_, Level) ->
+                                     Level
+                             end, Levels)}.
 
 recheck(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
     case fill(Ix, Gate) =< 0 of

@@ -81,7 +81,7 @@ handle(Late, R) when is_tuple(Late), tuple_size(Late) > 1 ->
                                     not_sent, probe, order])
         orelse trunkline_process:unexpected(?MODULE, Late),
     R;
-handle(bypassed, R) ->
+handle(Note, R) when Note =:= bypassed; Note =:= look ->
     R;
 handle(Unexpected, R) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),

@@ -31,6 +31,8 @@
 -record(asks,
         {pending = #{} :: #{reference() => {sender(), to(), known | look}},
          late = #{} :: #{reference() => {to(), known | look}},
+         %% How many of these are about a receiver: there may be very many.
+         receivers = #{} :: #{trunkline_mailboxes:receiver() => pos_integer()},
          %% Who was told `go', and has not sent; `dead': that was so at the last tick.
          granted = #{} :: #{reference() => {sender(), to()} | {dead, to()}}}).
 -opaque asks() :: #asks{}.
@@ -72,7 +74,8 @@ answer(Ref, Answer, #asks{pending = Pending, late = Late} = A) ->
             {awaited, To1, learned(Answer, What),
              answered(Answer, Ref, Sender, To1, A#asks{pending = Pending1})};
         {_, {{To, What}, Late1}} ->
-            {late, served(To, Answer), learned(Answer, What), A#asks{late = Late1}};
+            {late, served(To, Answer), learned(Answer, What),
+             one_less(trunkline_mailboxes:receiver(To), A#asks{late = Late1})};
         {error, error} ->
             unknown
     end.
@@ -99,27 +102,31 @@ answered(_, Ref, Sender, To, A) -> grant(Ref, Sender, To, A).
 %% Whether a question about that receiver is late. (A process that waits for an outcome is never
 %% looked at.)
 -spec is_late(to(), asks()) -> boolean().
-is_late(_, #asks{late = Late}) when map_size(Late) =:= 0 ->
-    false;
-is_late({reply, _}, _) ->
-    false;
-is_late(To, #asks{late = Late}) ->
-    Receiver = trunkline_mailboxes:receiver(To),
-    lists:any(fun({Other, _}) -> trunkline_mailboxes:receiver(Other) =:= Receiver end,
-              maps:values(Late)).
+is_late(_, #asks{receivers = Receivers}) when map_size(Receivers) =:= 0 -> false;
+is_late({reply, _}, _) -> false;
+is_late(To, #asks{receivers = Receivers}) ->
+    is_map_key(trunkline_mailboxes:receiver(To), Receivers).
 
 %% The sender has given up, or could not send. Returns whom its message was for.
 -spec unused(reference(), asks()) -> {to(), asks()} | none.
 unused(Ref, #asks{pending = Pending, granted = Granted} = A) ->
     case {Pending, maps:take(Ref, Granted)} of
-        {#{Ref := {_, To, _}}, _} -> {To, late([Ref], A)};
+        {#{Ref := {_, To, _}}, _} -> {To, late(Ref, A)};
         {_, {{_, To}, Granted1}} -> {To, A#asks{granted = Granted1}};
         {_, error} -> none
     end.
 
-late(Refs, #asks{pending = Pending, late = Late} = A) ->
-    New = maps:map(fun(_, {_, To, What}) -> {To, What} end, maps:with(Refs, Pending)),
-    A#asks{pending = maps:without(Refs, Pending), late = maps:merge(Late, New)}.
+late(Ref, #asks{pending = Pending, late = Late, receivers = Receivers} = A) ->
+    {{_, To, What}, Pending1} = maps:take(Ref, Pending),
+    A#asks{pending = Pending1, late = Late#{Ref => {To, What}},
+           receivers = maps:update_with(trunkline_mailboxes:receiver(To), fun(N) -> N + 1 end, 1,
+                                        Receivers)}.
+
+one_less(Receiver, #asks{receivers = Receivers} = A) ->
+    A#asks{receivers = case Receivers of
+                           #{Receiver := 1} -> maps:remove(Receiver, Receivers);
+                           #{Receiver := N} -> Receivers#{Receiver := N - 1}
+                       end}.
 
 %% The sender has sent. `unknown': it was not granted in this session.
 -spec used(reference(), asks()) -> {granted | unknown, asks()}.
@@ -145,9 +152,9 @@ tick(IsAlive, #asks{pending = Pending, granted = Granted} = A) ->
     {Refs, Tos} = lists:unzip(GivenUp),
     Left = maps:filter(fun(_, {Who, _}) -> Who =/= dead end, Granted),
     {[To || {dead, To} <- maps:values(Granted)], Tos,
-     (late(Refs, A))#asks{granted = maps:map(fun(_, {Sender, To}) ->
-                                                     case IsAlive(Sender) of
-                                                         true -> {Sender, To};
-                                                         false -> {dead, To}
-                                                     end
-                                             end, Left)}}.
+     lists:foldl(fun late/2, A#asks{granted = maps:map(fun(_, {Sender, To}) ->
+                                                               case IsAlive(Sender) of
+                                                                   true -> {Sender, To};
+                                                                   false -> {dead, To}
+                                                               end
+                                                       end, Left)}, Refs)}.

@@ -30,7 +30,7 @@
 -export([new/0, table/1, known/2, receiver/1, know/3, seen/3, answer/3, tick/1, are_none_known/1,
          clear/1]).
 
--export_type([mailboxes/0, table/0, known/0, question/0]).
+-export_type([mailboxes/0, table/0, known/0, question/0, receiver/0]).
 
 %% The rows of the table are {Receiver, Sent}. Senders count in it, up to MANY.
 -define(SENT, 2).
