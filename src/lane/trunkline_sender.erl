@@ -279,7 +279,13 @@ enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, _} = Packed, How, Ticke
     parcel(Route, Ix, To, Addressees, Parcel, packed_charge(Packed, Addressees), How, Ticket).
 
 refused(Route, Ix, Full, Charge, {Patience, _}, Ticket) ->
-    trunkline_refused:retry(Route, Ix, Full, Charge, Patience, Ticket).
+    case trunkline_refused:retry(Route, Ix, Full, Charge, Patience, Ticket) of
+        direct ->
+            ok = trunkline_in_turn:behind_replies(Route, Ix),
+            direct;
+        Answer ->
+            Answer
+    end.
 
 %% The alias of the lane that this process hands its messages to.
 -spec alias_of_lane(trunkline_route:route(), pid()) -> reference().

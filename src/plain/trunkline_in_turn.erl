@@ -60,7 +60,7 @@
 -export([is_near/1, are_terms_suited/2]).
 -export([send/7, start_short/4, send_short/5, sent_direct/1]).
 -export([send_for_lane/6]).
--export([await/2, answer/5, noproc/2, not_used/1]).
+-export([await/2, behind_replies/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -240,11 +240,8 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
     Lane = element(Ix, Lanes),
     Began = erlang:monotonic_time(microsecond),
     Asked = {Began div 1000, trunkline_lease:session(To, Node)},
-    GiveUp = fun(Ref) ->
-                     ok = trunkline_bypass:not_answered(Ix, Bypass),
-                     {not_sent, Ref}
-             end,
-    {Answer, Ref} = question(Lane, To, GiveUp, min(?WAIT, trunkline_deadline:left(Deadline))),
+    {Answer, Ref} = question(Lane, To, give_up(Ix, Bypass),
+                             min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = trunkline_lease:keep(Answer, To, Node, Asked),
     Options = options(Size, Deadline),
     Sent = case Answer of
@@ -271,12 +268,33 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
 %% would be behind what is in the lane by then.)
 -spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
 await(Lane, Caller) ->
-    case question(Lane, {reply, Caller}, fun(Ref) -> {not_sent, Ref} end, infinity) of
+    await(Lane, Caller, fun(Ref) -> {not_sent, Ref} end, infinity).
+
+%% The calling process, whose lane is Ix, is going to use plain distribution, for the peer has been
+%% drained. If it may have replied to a caller there, it waits until the reply has been delivered,
+%% unless that takes long. (A reply goes by lane as long as its request's session lasts. It is in
+%% the lane as long as its server owes it, and then in flight.)
+-spec behind_replies(trunkline_route:route(), Ix :: pos_integer()) -> ok.
+behind_replies(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix) ->
+    _ = (trunkline_bypass:owes_reply(Bypass)
+         orelse trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages) > 0)
+        andalso not trunkline_bypass:is_late(Ix, Bypass)
+        andalso await(element(Ix, Lanes), make_ref(), give_up(Ix, Bypass), ?WAIT),
+    ok.
+
+await(Lane, Caller, GiveUp, Timeout) ->
+    case question(Lane, {reply, Caller}, GiveUp, Timeout) of
         {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
             Lane ! {not_sent, Ref},
             true;
         _ ->
             false
+    end.
+
+give_up(Ix, Bypass) ->
+    fun(Ref) ->
+            ok = trunkline_bypass:not_answered(Ix, Bypass),
+            {not_sent, Ref}
     end.
 
 question(Lane, To, GiveUp, Timeout) ->
