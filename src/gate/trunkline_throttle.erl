@@ -50,6 +50,7 @@
 
 -export([new/1, small/3, suspend/2, packed/3, long_term/3, looked_through/2]).
 -export([came/2, stopped/3, ended/2]).
+-export([await/3]).
 
 -export_type([throttle/0, suspended/0]).
 
@@ -220,7 +221,12 @@ came(Server, #throttle{at_bound = AtBound} = T) ->
             T
     end.
 
-%% A process that waits for the bytes only: if the node goes, it is the lane that counts the reply.
 start(Node, Level, Charge) ->
-    Wait = [Node, Level, trunkline_gate:without_message(Charge), infinity],
-    trunkline_process:start(fun() -> spawn_monitor(trunkline_refused, await_room, Wait) end).
+    trunkline_process:start(fun() -> spawn_monitor(?MODULE, await, [Node, Level, Charge]) end).
+
+%% Waits for the bytes only: if the node goes, it is the lane that counts the reply.
+-spec await(node(), Level :: pos_integer(), trunkline_gate:charge()) -> ok.
+await(Node, Level, Charge) ->
+    Wanted = trunkline_gate:without_message(Charge),
+    _ = trunkline_refused:await_room(Node, Level, Wanted, infinity),
+    ok.
