@@ -4,7 +4,8 @@
 %%
 %%     take ── interval ── take ──> view/2 ──> rates, shares, and trunkline_hints' sentences
 %%
-%% A sample reads counters, and asks no inbox: how full an inbox was is at most a second old.
+%% A sample reads counters, and asks no inbox: how full an inbox was, and what it has dropped, is
+%% about a second old, or older if the inbox has much to do. (So at shorter intervals it jumps.)
 %% view/2 is pure. A peer that is only in the second sample has rates of 0.
 -module(trunkline_sample).
 -moduledoc false.

@@ -29,7 +29,7 @@ ok
 -doc "
 Where the page is, and who may see it:
 
-- `address`: where to listen, as a tuple or a text; `{0, 0, 0, 0}` or `\"::\"` is everywhere (the
+- `address`: where to listen, as a tuple or a string; `{0, 0, 0, 0}` or `\"::\"` is everywhere (the
   default is `{127, 0, 0, 1}`);
 - `port`: 0 means any free port (9669);
 - `password`: required to see the page; the user name is `trunkline`. At least eight characters.
