@@ -796,6 +796,9 @@ is_documented({multi_call, bad_node}, _) -> true;          % a timeout, or n
 %% n is killed.
 is_documented({Kind, noproc}, _) when Kind =/= erpc -> true;
 is_documented({Kind, killed}, _) when Kind =/= erpc -> true;
+%% (An opener executes a function with long arguments itself.)
+is_documented({erpc, killed}, #{done := Done}) ->
+    lists:keymember(kill_executor, 1, Done) orelse lists:keymember(kill_opener, 1, Done);
 is_documented({erpc, noconnection}, C) -> not is_good(C);
 is_documented({erpc, system_limit}, C) -> lists:keymember(full_node, 1, maps:get(done, C));
 is_documented({call, {nodedown, _}}, C) -> not is_good(C);

@@ -313,7 +313,8 @@ step(erpc_call, {Node, _}, Directory, S) ->
                              one([200, 10_000, infinity])) of
         Reply -> executed(Reply, Message, S1)
     catch
-        error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))
+        error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1));
+        exit:{signal, Reason} -> failed(erpc, Reason, Message, count_one(S1))
     end;
 step(erpc_cast, {Node, _}, Directory, S) ->
     {[{_, {_, At}}], Message, S1} = message([{Node, e}], [name], Directory, S),
@@ -329,7 +330,8 @@ step(erpc_request, {Node, _}, Directory, S) ->
     try trunkline_erpc:receive_response(Id, 10_000) of
         Reply -> executed(Reply, Message, S1)
     catch
-        error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1))
+        error:{erpc, Reason} -> failed(erpc, Reason, Message, count_one(S1));
+        exit:{signal, Reason} -> failed(erpc, Reason, Message, count_one(S1))
     end;
 step(erpc_multicast, _, Directory, #sender{targets = Targets} = S) ->
     All = lists:usort([{Node, e} || {Node, _} <- Targets]),
