@@ -61,7 +61,21 @@ once_failed(_) ->
             {break, 3}, {go, [0, 1, 2]}, {full, a}, {go, [0, 1, 1, 1, 1]}, {start, a},
             {go, [0, 0, 0, 0, 0, 2, 2, 0, 0, 0, 2, 0, 2, 2] ++ lists:duplicate(19, 0)
                  ++ [1, 2, 2, 0, 1, 0, 1, 1, 2, 0, 0, 0, 1, 0, 0]},
-            {again, b}, {send, a, 1}]).
+            {again, b}, {send, a, 1}]),
+    %% a gave a session up, whose inlet had a message that it had not delivered. b resumed that
+    %% session, and stopped, before it heard so; and delivered by plain distribution.
+    ok = session_world:run(
+           {new, new},
+           [{go, [0, 0, 0, 0]}, {go, [0]}, {send, a, 1}, {go, lists:duplicate(7, 0)}, {send, a, 1},
+            {go, lists:duplicate(54, 0)}, {send, a, 1}, {go, [0]}, {send, a, 1}, {send, a, 1},
+            {send, a, 1}, {go, [0, 0]}, {go, [0, 0, 0, 1]}, {go, [0]}, {hold, inlet, a},
+            {send, b, 3}, {send, a, 1}, {go, [1, 0, 3, 0, 0]}, {go, [0, 0, 0]},
+            {go, [0, 1, 0, 0, 4]}, {go, [0, 0, 0, 1, 0]}, {break, 0},
+            {go, [0, 0, 0, 0, 0, 1, 1]}, {go, [0, 0, 1]}, {go, [2, 2]},
+            {go, [2, 0, 2, 0, 1, 0, 3]}, {go, [0]}, {go, [0, 0, 0, 2, 3, 0]}, {send, a, 1},
+            {go, [0, 0, 1, 0, 1]}, {expire, a}, {go, [4]}, {stop, b}, {send, b, 3},
+            {hold, speaker, b}, {go, [5]}, {go, [5, 0]}, {go, lists:duplicate(18, 0)},
+            {go, [0, 0, 1, 3, 4]}]).
 
 %% The first of these, step by step: the attempt's end says nothing of the connection that is there;
 %% only if nothing can be watched by that is it lost.

@@ -653,6 +653,11 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
     case {trunkline_handshake:agree(Ours, Hello), Peer} of
         {{error, malformed}, #peer{}} ->
             effect({refused, malformed, Hello}, S);        % no link says that
+        {_, #peer{link = Link}} when S#session.phase =:= closing ->
+            %% The same link, in another session: the connection was lost, and the peer has given
+            %% the session up. Its inlets may still have to deliver, and what our lanes would
+            %% deliver by plain distribution could overtake that.
+            event(Event, disconnected(S));
         {_, #peer{link = Link}} when S#session.our_inlets =/= none ->
             %% The same link, in another session. It may have our inlets, which end now. So it has
             %% to hear that ours is another session, too.
