@@ -67,7 +67,7 @@ once_failed(_) ->
     ok = session_world:run(
            {new, new},
            [{go, [0, 0, 0, 0]}, {go, [0]}, {send, a, 1}, {go, lists:duplicate(7, 0)}, {send, a, 1},
-            {go, lists:duplicate(54, 0)}, {send, a, 1}, {go, [0]}, {send, a, 1}, {send, a, 1},
+            {go, lists:duplicate(43, 0)}, {send, a, 1}, {go, [0]}, {send, a, 1}, {send, a, 1},
             {send, a, 1}, {go, [0, 0]}, {go, [0, 0, 0, 1]}, {go, [0]}, {hold, inlet, a},
             {send, b, 3}, {send, a, 1}, {go, [1, 0, 3, 0, 0]}, {go, [0, 0, 0]},
             {go, [0, 1, 0, 0, 4]}, {go, [0, 0, 0, 1, 0]}, {break, 0},
