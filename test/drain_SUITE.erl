@@ -16,7 +16,7 @@
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
          by_a_later_session/1, replies_at_the_end/1, behind_replies/1, never_refused/1,
          moved/1]).
--export([replies_and_sends/0]).
+-export([replies_and_sends/1]).
 -export([late/1, kill/2, answering/1, watching/3, has_looked/1]).
 
 -define(DEADLINE, 60_000).
@@ -283,8 +283,9 @@ replies_at_the_end(_) ->
 %% goes by plain distribution, and comes behind that.
 behind_replies(_) ->
     {A, B} = cluster:pair([]),
-    Servers = cluster:call(B, fun() -> [spawn(?MODULE, replies_and_sends, [])
-                                        || _ <- lists:seq(1, 20)] end),
+    Servers = cluster:call(B, fun() -> [spawn(?MODULE, replies_and_sends, [How])
+                                        || _ <- lists:seq(1, 20),
+                                           How <- [message, request]] end),
     Callers = cluster:call(A, fun() -> [spawn(fun() ->
                                                       _ = trunkline:send_request(Server, ask),
                                                       receive never -> ok end
@@ -299,15 +300,19 @@ behind_replies(_) ->
     ok = cluster:call(B, fun() -> [Server ! go || Server <- Servers], ok end),
     cluster:await(fun() -> lists:all(fun(Caller) -> length(Messages(A, Caller)) =:= 2 end,
                                      Callers) end),
-    [?assertMatch([{_, reply}, next], Messages(A, Caller)) || Caller <- Callers],
+    [?assertMatch([{_, reply}, _], Messages(A, Caller)) || Caller <- Callers],
     cluster:stop_all([A, B]).
 
-replies_and_sends() ->
+replies_and_sends(How) ->
     receive go -> ok end,
     receive
         {'$gen_call', {Caller, _} = From, ask} ->
             ok = gen_server:reply(From, reply),
-            trunkline:send(Caller, next)
+            _ = case How of
+                    message -> trunkline:send(Caller, next);
+                    request -> trunkline:send_request(Caller, next)
+                end,
+            receive never -> ok end
     end.
 
 late(Term) ->

@@ -719,12 +719,11 @@ obey(Mode, Ref, Before) ->
     trunkline_stats:add(S#lane.stats, peer, lost_unconfirmed, InFlight),
     S1 = change(Mode, S#lane{batches = trunkline_batches:close(S#lane.batches),
                              drain = none, probe = none}),
-    ticking(case Mode =:= direct andalso trunkline_gate:path(S1#lane.gate) =:= wait of
-                true ->
-                    %% Senders use plain distribution as soon as this lane is ready. One that has
-                    %% been admitted may be about to send here.
-                    drained(S1#lane{drain = Ref, drained = false});
-                false ->
+    ticking(case Mode of
+                direct ->
+                    %% Senders use plain distribution as soon as this lane is ready.
+                    drained(S1#lane{drain = Ref});
+                _ ->
                     ok = ready(Ref, S1),
                     S1
             end).
@@ -774,19 +773,19 @@ dispose_all(How, #lane{backlog = Backlog} = S) ->
             S
     end.
 
-drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
+drained(#lane{drain = Ref} = S0) when is_reference(Ref) ->
     %% (Who is not sending any more has been counted by then.)
     IsSending = is_plain_sending(S0),
     S = report(S0),
     case not IsSending
         andalso trunkline_batches:in_flight(S#lane.batches) =:= 0
         andalso trunkline_backlog:is_empty(S#lane.backlog)
-        andalso trunkline_gate:level(Gate, Ix) =< 0 of
+        andalso not may_come(S) of
         true ->
             ok = ready(Ref, S),
             %% What comes from here on, for callers that still wait, has to keep its order with what
             %% the servers send by plain distribution.
-            S#lane{drain = none, drained = true,
+            S#lane{drain = none, drained = S#lane.drained orelse S#lane.mode =/= direct,
                    batches = trunkline_batches:close_channels(S#lane.batches)};
         false ->
             %% The level may be kept up by a sender that will never send (see quiet/1).
@@ -794,6 +793,12 @@ drained(#lane{drain = Ref, gate = Gate, ix = Ix} = S0) when is_reference(Ref) ->
     end;
 drained(S) ->
     S.
+
+%% Whether a sender that has been admitted may not have sent yet. (By plain distribution the lane
+%% need not wait for senders if they use that already, or if they may enter again.)
+may_come(#lane{mode = Mode, gate = Gate, ix = Ix}) ->
+    trunkline_gate:level(Gate, Ix) > 0
+        andalso (Mode =/= direct orelse trunkline_gate:path(Gate) =:= wait).
 
 ready(Ref, #lane{link = Link}) ->
     Link ! {lane_ready, Ref, self()},
@@ -845,7 +850,7 @@ tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->
 %% drained with a message in its mailbox.) While senders use plain distribution they are all refused
 %% here, and their charges come and go. Then nothing is corrected.
 quiet(#lane{gate = Gate, ix = Ix, backlog = Backlog, questions = Questions, rest = Before} = S) ->
-    IsUsed = trunkline_gate:path(Gate) =/= direct,
+    IsUsed = S#lane.drain =/= none orelse trunkline_gate:path(Gate) =/= direct,
     Rest = if IsUsed -> Before;
               true -> none
            end,

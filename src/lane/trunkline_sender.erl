@@ -156,7 +156,10 @@ by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Ch
     end.
 
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
-again(Other, _, _, _, _) -> Other.
+again(Other, Node, _, _, _) -> answered(Other, Node).
+
+answered(direct, Node) -> ok = trunkline_in_turn:behind_replies(Node), direct;
+answered(Answer, _) -> Answer.
 
 %% The same as hand_over/3, but the message does not travel in the lane, however small it is: a
 %% process of its own delivers it.
@@ -174,7 +177,7 @@ enter_by(Enter, Node, Ticket) ->
         #route{lanes = Lanes} = Route ->
             case Enter(Route, ?LANE_OF(self(), Lanes), Ticket) of
                 {again, Ticket1} -> enter_by(Enter, Node, Ticket1);
-                Answer -> Answer
+                Answer -> answered(Answer, Node)
             end;
         none ->
             direct
@@ -279,13 +282,7 @@ enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, _} = Packed, How, Ticke
     parcel(Route, Ix, To, Addressees, Parcel, packed_charge(Packed, Addressees), How, Ticket).
 
 refused(Route, Ix, Full, Charge, {Patience, _}, Ticket) ->
-    case trunkline_refused:retry(Route, Ix, Full, Charge, Patience, Ticket) of
-        direct ->
-            ok = trunkline_in_turn:behind_replies(Route, Ix),
-            direct;
-        Answer ->
-            Answer
-    end.
+    trunkline_refused:retry(Route, Ix, Full, Charge, Patience, Ticket).
 
 %% The alias of the lane that this process hands its messages to.
 -spec alias_of_lane(trunkline_route:route(), pid()) -> reference().

@@ -60,7 +60,7 @@
 -export([is_near/1, are_terms_suited/2]).
 -export([send/7, start_short/4, send_short/5, sent_direct/1]).
 -export([send_for_lane/6]).
--export([await/2, behind_replies/2, answer/5, noproc/2, not_used/1]).
+-export([await/2, behind_replies/1, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -270,17 +270,22 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
 await(Lane, Caller) ->
     await(Lane, Caller, fun(Ref) -> {not_sent, Ref} end, infinity).
 
-%% The calling process, whose lane is Ix, is going to use plain distribution, for the peer has been
-%% drained. If it may have replied to a caller there, it waits until the reply has been delivered,
-%% unless that takes long. (A reply goes by lane as long as its request's session lasts. It is in
-%% the lane as long as its server owes it, and then in flight.)
--spec behind_replies(trunkline_route:route(), Ix :: pos_integer()) -> ok.
-behind_replies(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix) ->
-    _ = (trunkline_bypass:owes_reply(Bypass)
-         orelse trunkline_stats:get(Stats, {lane, Ix}, in_flight_messages) > 0)
-        andalso not trunkline_bypass:is_late(Ix, Bypass)
-        andalso await(element(Ix, Lanes), make_ref(), give_up(Ix, Bypass), ?WAIT),
-    ok.
+%% The calling process is going to use plain distribution, for that peer has been drained. If it may
+%% just have replied to a caller there, it waits until the reply has been delivered, unless that
+%% takes long. (A reply goes by lane as long as its request's session lasts.)
+-spec behind_replies(node()) -> ok.
+behind_replies(Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, bypass = Bypass} ->
+            Ix = ?LANE_OF(self(), Lanes),
+            _ = trunkline_bypass:owes_reply(Bypass)
+                andalso not trunkline_bypass:is_late(Ix, Bypass)
+                andalso not trunkline_process:is_own()
+                andalso await(element(Ix, Lanes), make_ref(), give_up(Ix, Bypass), ?WAIT),
+            ok;
+        none ->
+            ok
+    end.
 
 await(Lane, Caller, GiveUp, Timeout) ->
     case question(Lane, {reply, Caller}, GiveUp, Timeout) of
