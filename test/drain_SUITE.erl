@@ -14,9 +14,7 @@
          stopped_after_crash/1, reconnected_while_stopping/1,
          stopped_while_down/1, refusals_are_no_progress/1, full_lanes/1,
          senders_wait/1, busy_connection/1, nobody_misses/1, one_patience/1, late_answer/1,
-         by_a_later_session/1, replies_at_the_end/1, behind_replies/1, never_refused/1,
-         moved/1]).
--export([replies_and_sends/1]).
+         by_a_later_session/1, replies_at_the_end/1, never_refused/1, moved/1]).
 -export([late/1, kill/2, answering/1, watching/3, has_looked/1]).
 
 -define(DEADLINE, 60_000).
@@ -29,8 +27,7 @@ all() -> [under_load, thin_traffic, sends_past, both_at_once, all_forms, large, 
           peers_link_killed, stopped_under_load, stopped_under_flood, stopped_while_opening,
           stopped_after_crash, reconnected_while_stopping, stopped_while_down,
           refusals_are_no_progress, full_lanes, senders_wait, busy_connection, nobody_misses,
-          one_patience, late_answer, by_a_later_session, replies_at_the_end, behind_replies,
-          never_refused, moved].
+          one_patience, late_answer, by_a_later_session, replies_at_the_end, never_refused, moved].
 
 %% Short messages that are sent past their lane.
 thin_traffic(_) ->
@@ -278,42 +275,6 @@ replies_at_the_end(_) ->
     ?assertMatch(#{lost := #{queued := 0, unconfirmed := 0, crashed := 0, unreachable := 0}},
                  cluster:info(A, B)),
     cluster:stop_all([A, B]).
-
-%% Servers reply after their node has drained the callers' node, by their lanes. What they send next
-%% goes by plain distribution, and comes behind that.
-behind_replies(_) ->
-    {A, B} = cluster:pair([]),
-    Servers = cluster:call(B, fun() -> [spawn(?MODULE, replies_and_sends, [How])
-                                        || _ <- lists:seq(1, 20),
-                                           How <- [message, request]] end),
-    Callers = cluster:call(A, fun() -> [spawn(fun() ->
-                                                      _ = trunkline:send_request(Server, ask),
-                                                      receive never -> ok end
-                                              end) || Server <- Servers] end),
-    Messages = fun(Node, Pid) -> {messages, Ms} = cluster:call(Node, erlang, process_info,
-                                                               [Pid, messages]),
-                                 Ms
-               end,
-    cluster:await(fun() -> lists:all(fun(Server) -> length(Messages(B, Server)) =:= 1 end,
-                                     Servers) end),
-    ok = cluster:call(B, trunkline, drain, [cluster:node_of(A)]),
-    ok = cluster:call(B, fun() -> [Server ! go || Server <- Servers], ok end),
-    cluster:await(fun() -> lists:all(fun(Caller) -> length(Messages(A, Caller)) =:= 2 end,
-                                     Callers) end),
-    [?assertMatch([{_, reply}, _], Messages(A, Caller)) || Caller <- Callers],
-    cluster:stop_all([A, B]).
-
-replies_and_sends(How) ->
-    receive go -> ok end,
-    receive
-        {'$gen_call', {Caller, _} = From, ask} ->
-            ok = gen_server:reply(From, reply),
-            _ = case How of
-                    message -> trunkline:send(Caller, next);
-                    request -> trunkline:send_request(Caller, next)
-                end,
-            receive never -> ok end
-    end.
 
 late(Term) ->
     receive go -> {late, Term} end.

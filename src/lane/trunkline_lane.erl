@@ -96,7 +96,8 @@
 -define(QUIET, 1000).
 %% ms until it looks again whether a charge has been left behind.
 -define(LOOK_AGAIN, 200).
-%% ms between two looks whether the session has ended, if its connection has.
+%% ms until it looks again for what takes an instant: whether the session has ended, if its
+%% connection has; whether a sender is gone that was being refused.
 -define(AGAIN, 10).
 
 %% A system message has come while a batch was being made.
@@ -721,7 +722,9 @@ obey(Mode, Ref, Before) ->
                              drain = none, probe = none}),
     ticking(case Mode of
                 direct ->
-                    %% Senders use plain distribution as soon as this lane is ready.
+                    %% Senders use plain distribution as soon as this lane is ready. (One that is
+                    %% just being refused has gone when it looks again.)
+                    _ = erlang:send_after(?AGAIN, self(), bypassed),
                     drained(S1#lane{drain = Ref});
                 _ ->
                     ok = ready(Ref, S1),
@@ -830,11 +833,12 @@ tick(Time, #lane{batches = Batches, drain = Drain} = S) ->
     _ = erlang:start_timer(Time, self(), tick),
     S#lane{ticking = true, active = false}.
 
-ticked(#lane{active = true} = S) ->
+%% (Something may come all the time, replies for example, while a drain waits for the level.)
+ticked(#lane{active = true, drain = none} = S) ->
     S#lane.probe =:= none andalso (self() ! {probe, erlang:monotonic_time(microsecond)}),
-    drained(tick(tick_all(S#lane{rest = none})));
+    tick(tick_all(S#lane{rest = none}));
 ticked(S) ->
-    quiet(tick_all(S)).
+    quiet(drained(tick_all(S))).
 
 %% Senders that have been killed count as having sent.
 tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->

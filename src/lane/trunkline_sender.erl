@@ -156,10 +156,7 @@ by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Ch
     end.
 
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
-again(Other, Node, _, _, _) -> answered(Other, Node).
-
-answered(direct, Node) -> ok = trunkline_in_turn:behind_replies(Node), direct;
-answered(Answer, _) -> Answer.
+again(Other, _, _, _, _) -> Other.
 
 %% The same as hand_over/3, but the message does not travel in the lane, however small it is: a
 %% process of its own delivers it.
@@ -177,7 +174,7 @@ enter_by(Enter, Node, Ticket) ->
         #route{lanes = Lanes} = Route ->
             case Enter(Route, ?LANE_OF(self(), Lanes), Ticket) of
                 {again, Ticket1} -> enter_by(Enter, Node, Ticket1);
-                Answer -> answered(Answer, Node)
+                Answer -> Answer
             end;
         none ->
             direct

@@ -35,7 +35,7 @@
 -moduledoc false.
 
 -export([new/1, may/4, start/4, started/2, is_quiet/2, sent_short/2, sent/2, cancel/2]).
--export([called/3, owes_reply/1, is_late/2, not_answered/2]).
+-export([called/3, is_late/2, not_answered/2]).
 -export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
 -export([must_follow/1, followed/1]).
@@ -93,7 +93,7 @@ new(Lanes) -> atomics:new(?LATE(Lanes), [{signed, true}]).
           boolean().
 may(Gate, Ix, Own, Bypass) ->
     trunkline_gate:fill(Gate, Ix) =:= Own
-        andalso not owes_reply(Bypass)
+        andalso atomics:get(Bypass, ?MARK(self())) =:= 0
         andalso atomics:get(Bypass, ?IDLE(Ix)) =:= 1.
 
 %% The same for a message that should be counted. If so, sent/2 or cancel/2 must follow.
@@ -109,10 +109,6 @@ start(Gate, Ix, Own, Bypass) ->
 %% The same for one that is sent in any case.
 -spec started(Ix :: pos_integer(), bypass()) -> ok.
 started(Ix, Bypass) -> atomics:add(Bypass, ?STARTED(Ix), 1).
-
-%% Whether the calling process may owe a reply, or have one in the lane.
--spec owes_reply(bypass()) -> boolean().
-owes_reply(Bypass) -> atomics:get(Bypass, ?MARK(self())) =/= 0.
 
 %% Whether so little is sent that a short message should bypass the lane.
 -spec is_quiet(Ix :: pos_integer(), bypass()) -> boolean().

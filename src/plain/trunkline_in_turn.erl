@@ -60,7 +60,7 @@
 -export([is_near/1, are_terms_suited/2]).
 -export([send/7, start_short/4, send_short/5, sent_direct/1]).
 -export([send_for_lane/6]).
--export([await/2, behind_replies/1, answer/5, noproc/2, not_used/1]).
+-export([await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -240,8 +240,11 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
     Lane = element(Ix, Lanes),
     Began = erlang:monotonic_time(microsecond),
     Asked = {Began div 1000, trunkline_lease:session(To, Node)},
-    {Answer, Ref} = question(Lane, To, give_up(Ix, Bypass),
-                             min(?WAIT, trunkline_deadline:left(Deadline))),
+    GiveUp = fun(Ref) ->
+                     ok = trunkline_bypass:not_answered(Ix, Bypass),
+                     {not_sent, Ref}
+             end,
+    {Answer, Ref} = question(Lane, To, GiveUp, min(?WAIT, trunkline_deadline:left(Deadline))),
     ok = trunkline_lease:keep(Answer, To, Node, Asked),
     Options = options(Size, Deadline),
     Sent = case Answer of
@@ -268,38 +271,12 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
 %% would be behind what is in the lane by then.)
 -spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
 await(Lane, Caller) ->
-    await(Lane, Caller, fun(Ref) -> {not_sent, Ref} end, infinity).
-
-%% The calling process is going to use plain distribution, for that peer has been drained. If it may
-%% just have replied to a caller there, it waits until the reply has been delivered, unless that
-%% takes long. (A reply goes by lane as long as its request's session lasts.)
--spec behind_replies(node()) -> ok.
-behind_replies(Node) ->
-    case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, bypass = Bypass} ->
-            Ix = ?LANE_OF(self(), Lanes),
-            _ = trunkline_bypass:owes_reply(Bypass)
-                andalso not trunkline_bypass:is_late(Ix, Bypass)
-                andalso not trunkline_process:is_own()
-                andalso await(element(Ix, Lanes), make_ref(), give_up(Ix, Bypass), ?WAIT),
-            ok;
-        none ->
-            ok
-    end.
-
-await(Lane, Caller, GiveUp, Timeout) ->
-    case question(Lane, {reply, Caller}, GiveUp, Timeout) of
+    case question(Lane, {reply, Caller}, fun(Ref) -> {not_sent, Ref} end, infinity) of
         {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
             Lane ! {not_sent, Ref},
             true;
         _ ->
             false
-    end.
-
-give_up(Ix, Bypass) ->
-    fun(Ref) ->
-            ok = trunkline_bypass:not_answered(Ix, Bypass),
-            {not_sent, Ref}
     end.
 
 question(Lane, To, GiveUp, Timeout) ->

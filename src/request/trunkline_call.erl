@@ -343,7 +343,6 @@ watch(Node, Patience) ->
         none ->
             case trunkline_refused:await_session(Node, Patience) of
                 ok -> watch(Node, Patience);
-                direct -> ok = trunkline_in_turn:behind_replies(Node), direct;
                 Other -> Other
             end;
         Inlet ->
