@@ -255,7 +255,11 @@ update(Keeper, #account{waiters = Waiters} = Account, #accounts{all = All} = A) 
             A#accounts{all = All#{Keeper := Account}};
         {_, Waiting} ->
             Counted = counted(Waiting, Keeper, Account),
-            timer(refresh, ?REFRESH, A#accounts{all = All#{Keeper := Counted}})
+            A1 = A#accounts{all = All#{Keeper := Counted}},
+            case Counted of
+                #account{wait_time = none} -> A1;
+                _ -> timer(refresh, ?REFRESH, A1)
+            end
     end.
 
 %% So many senders wait for that inbox now.
