@@ -245,14 +245,13 @@ control({sent_plain, Ref}, S) ->
 control({not_sent, Ref}, #lane{questions = Questions, batches = Batches} = S) ->
     ok = trunkline_batches:answers(Batches),
     drained(carry_out(trunkline_questions:not_sent(Ref, Questions), S));
-control(bypassed, S) ->
-    drained(ticking(S));
-%% From the link, for a sender that waits (trunkline_room):
-control(look, S) ->
-    ticking(S);
 control({relay, Agent, Message}, S) ->
     Agent ! Message,
     S;
+%% From a sender that has bypassed the lane, from the link for one that waits (trunkline_room), and
+%% from the lane itself:
+control(look, S) ->
+    drained(ticking(S));
 %% From the lane itself:
 control({timeout, _, tick}, S) ->
     ticked(S);
@@ -724,7 +723,7 @@ obey(Mode, Ref, Before) ->
                 direct ->
                     %% Senders use plain distribution as soon as this lane is ready. (One that is
                     %% just being refused has gone when it looks again.)
-                    _ = erlang:send_after(?AGAIN, self(), bypassed),
+                    _ = erlang:send_after(?AGAIN, self(), look),
                     drained(S1#lane{drain = Ref});
                 _ ->
                     ok = ready(Ref, S1),
@@ -812,7 +811,7 @@ retired(Inlets, #lane{batches = Batches} = S) ->
     S1 = without_questions(S#lane{batches = trunkline_batches:end_bypass(over, Batches)}),
     #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} = dispose_all(retired, S1),
     trunkline_retired_lane:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
-                                    throttle => trunkline_replies:throttle(Replies)}).
+                                    replies => Replies}).
 
 %% Something about the ways of the batches.
 way_event(Event, #lane{batches = Batches} = S) ->

@@ -31,7 +31,7 @@
 -module(trunkline_replies).
 -moduledoc false.
 
--export([new/1, throttle/1, event/2]).
+-export([new/1, event/2]).
 -export([is_for_plain/2, way/2, send/4, first/3]).
 -export([enter/6, enter_term/5, left/1]).
 
@@ -79,9 +79,6 @@ new(#{node := Node, gate := Gate, stats := Stats, lane := {Ix, QueueBytes},
                           #{node => Node, gate => Gate, stats => Stats,
                             small => {Ix, trunkline_gate:limit(2 * QueueBytes)},
                             large => {BulkIx, Limit}})}.
-
--spec throttle(replies()) -> trunkline_throttle:throttle().
-throttle(#replies{throttle = Throttle}) -> Throttle.
 
 %% `unknown': it is about something else.
 -spec event(event(), replies()) -> replies() | unknown.

@@ -19,7 +19,7 @@
 -type retired() :: #{ix := pos_integer(),
                      node := node(),
                      stats := trunkline_stats:stats(),
-                     throttle := trunkline_throttle:throttle(),
+                     replies := trunkline_replies:replies(),
                      inlets := [pid()]}.
 
 %% ms: after so long without a message it gives its memory back.
@@ -53,15 +53,14 @@ handle({[[alias | _] | {Caller, {Pid, Server}, Agent}], Reply}, R)
 handle({relay, Agent, Message}, R) ->
     Agent ! Message,
     R;
-handle({'DOWN', Ref, process, Pid, _}, #{throttle := Throttle, inlets := Inlets} = R) ->
-    case trunkline_throttle:ended(Ref, Throttle) of
+handle({'DOWN', _, process, Pid, _} = Down, #{replies := Replies, inlets := Inlets} = R) ->
+    case trunkline_replies:event(Down, Replies) of
         unknown -> R#{inlets := lists:delete(Pid, Inlets)};
-        Throttle1 -> R#{throttle := Throttle1}
+        Replies1 -> R#{replies := Replies1}
     end;
-handle({{stopped, Ref}, News}, #{throttle := Throttle} = R) ->
-    R#{throttle := trunkline_throttle:stopped(Ref, News, Throttle)};
-handle({looked_through, N}, #{throttle := Throttle} = R) ->
-    R#{throttle := trunkline_throttle:looked_through(N, Throttle)};
+handle(Event, #{replies := Replies} = R)
+  when element(1, element(1, Event)) =:= stopped; element(1, Event) =:= looked_through ->
+    R#{replies := trunkline_replies:event(Event, Replies)};
 %% Senders of long terms, and openers.
 handle({ask, Ref, _, _}, R) ->
     Ref ! {Ref, no},
@@ -81,7 +80,7 @@ handle(Late, R) when is_tuple(Late), tuple_size(Late) > 1 ->
                                     not_sent, probe, order])
         orelse trunkline_process:unexpected(?MODULE, Late),
     R;
-handle(Note, R) when Note =:= bypassed; Note =:= look ->
+handle(look, R) ->
     R;
 handle(Unexpected, R) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),

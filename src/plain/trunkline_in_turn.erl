@@ -320,7 +320,7 @@ sent_direct(Node) ->
 bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Ix, Node, Charge) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
     trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
-    _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! bypassed),
+    _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! look),
     sent_meanwhile(Node, Route).
 
 %% If there are other lanes by now, they have to know. (Both count it, then.)
