@@ -275,7 +275,7 @@ prop_mailboxes() ->
        Commands,
        resize(100, list(frequency([{4, {seen, short, range(1, 2), range(1, 8)}},
                                    {1, {seen, long, range(1, 2), range(1, 2)}},
-                                   {3, {answer, oneof([first, last]), oneof([go, {no, go}])}},
+                                   {3, {answer, oneof([first, last]), oneof([go, no])}},
                                    {4, {send, range(1, 3), range(1, 8)}},
                                    {2, {know, range(1, 3), oneof([go, no, nothing])}},
                                    {4, tick}]))),
@@ -300,18 +300,16 @@ mailbox({seen, Kind, R}, #{mailboxes := M, asked := Asked, seen := Seen, ages :=
                 long -> Before >= 1
             end,
     Expected = [To || IsDue, not is_map_key(To, Closed), not is_map_key(To, Ages),
-                      not lists:keymember(To, 2, Asked)],
-    Expected = [Pid || {_, Pid} <- Questions],
+                      not lists:member(To, Asked)],
+    Expected = Questions,
     W#{mailboxes := M1, seen := [R | Seen], asked := Asked ++ Questions};
 mailbox({answer, Which, Answer}, #{mailboxes := M, asked := [_ | _] = Asked} = W) ->
-    {Ref, To} = Question = case Which of
-                               first -> hd(Asked);
-                               last -> lists:last(Asked)
-                           end,
-    {ok, M1} = trunkline_mailboxes:answer(Ref, Answer, M),
-    unknown = trunkline_mailboxes:answer(Ref, Answer, M1),
-    known(To, case Answer of go -> go; _ -> no end, 10,
-          W#{mailboxes := M1, asked := lists:delete(Question, Asked)});
+    To = case Which of
+             first -> hd(Asked);
+             last -> lists:last(Asked)
+         end,
+    M1 = trunkline_mailboxes:answered(To, Answer, M),
+    known(To, Answer, 10, W#{mailboxes := M1, asked := lists:delete(To, Asked)});
 mailbox({know, R, What}, #{mailboxes := M} = W) ->
     To = receiver(R, W),
     Addressee = case What of
@@ -330,7 +328,6 @@ mailbox({send, R, Times}, #{mailboxes := M, ages := Ages, closed := Closed,
                true -> look
             end,
     Known = trunkline_mailboxes:known(To, M),
-    go = trunkline_mailboxes:known({reply, make_ref()}, M),
     Table = trunkline_mailboxes:table(M),
     lists:foreach(fun(_) -> IsKnown = trunkline_mailboxes:may_receive(To, Table) end,
                   lists:seq(1, Times)),
@@ -340,9 +337,9 @@ mailbox(tick, #{mailboxes := M, asked := Asked, ages := Ages, sent_to := SentTo,
     {Questions, M1} = trunkline_mailboxes:tick(M),
     Left = maps:from_list([{To, Age + 1} || {To, Age} <- maps:to_list(Ages),
                                             length([S || S <- SentTo, S =:= To]) >= 8,
-                                            not lists:keymember(To, 2, Asked)]),
+                                            not lists:member(To, Asked)]),
     true = lists:all(fun(Age) -> Age =< 1 end, maps:values(Left)),
-    {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort([To || {_, To} <- Questions])},
+    {Same, Same} = {lists:sort(maps:keys(Left)), lists:sort(Questions)},
     true = trunkline_mailboxes:are_none_known(M1) =:= (Left =:= #{}),
     W#{mailboxes := M1, asked := Asked ++ Questions, ages := Left, seen := [], sent_to := [],
        closed := maps:from_list([{To, Ticks - 1} || {To, Ticks} <- maps:to_list(Closed),

@@ -27,15 +27,14 @@
 -moduledoc false.
 
 -export([may_receive/2]).
--export([new/0, table/1, known/2, receiver/1, know/3, seen/3, answer/3, tick/1, are_none_known/1,
+-export([new/0, table/1, known/2, receiver/1, know/3, seen/3, answered/3, tick/1, are_none_known/1,
          clear/1]).
 
--export_type([mailboxes/0, table/0, known/0, question/0, receiver/0]).
+-export_type([mailboxes/0, table/0, known/0, receiver/0]).
 
 %% The rows of the table are {Receiver, Sent}. Senders count in it, up to MANY.
 -define(SENT, 2).
 
--type question() :: reference().
 -type receiver() :: pid() | atom() | reference().
 %% `look': the lane does not know.
 -type known() :: go | no | look.
@@ -49,7 +48,7 @@
          seen = #{} :: #{pid() => pos_integer()},
          %% Until the answer comes it does not ask about that receiver again. (One that does not run
          %% may never answer, and a process at the peer waits for it.)
-         pending = #{} :: #{question() => pid()},
+         asked = #{} :: #{pid() => []},
          %% Nor does it before that tick about one that is not suited.
          unsuited = #{} :: #{pid() => Ticks :: pos_integer()}}).
 -opaque mailboxes() :: #mailboxes{}.
@@ -83,11 +82,8 @@ new() -> #mailboxes{table = ets:new(?MODULE, [public])}.
 -spec table(mailboxes()) -> table().
 table(#mailboxes{table = Table}) -> Table.
 
-%% Whether the receiver's mailbox is known to be on the heap. (A process that waits for an outcome
-%% takes it out of its mailbox, wherever it is there.)
+%% Whether the receiver's mailbox is known to be on the heap.
 -spec known(trunkline_in_turn:addressee(), mailboxes()) -> known().
-known({reply, _}, _) ->
-    go;
 known(To, #mailboxes{table = Table, unsuited = Unsuited}) ->
     Receiver = receiver(To),
     case is_map_key(Receiver, Unsuited) of
@@ -106,7 +102,7 @@ receiver({reply, _, Pid}) -> Pid;
 receiver(Command) when is_tuple(Command) -> element(2, Command);
 receiver(To) -> To.
 
-%% A question about that addressee has been answered. `go' and `no': somebody has looked.
+%% A sender's question about that addressee has been answered. `go' and `no': somebody has looked.
 -spec know(trunkline_in_turn:addressee(), go | no | nothing, mailboxes()) -> mailboxes().
 know(To, What, M) ->
     Receiver = receiver(To),
@@ -125,16 +121,15 @@ looked(Receiver, no, Patience, #mailboxes{table = Table, unsuited = Unsuited, ti
     Until = max(Ticks + Patience, maps:get(Receiver, Unsuited, 0)),
     M#mailboxes{unsuited = Unsuited#{Receiver => Until}}.
 
-%% A batch begins with a message to that receiver, or there is a long reply for it. Returns what the
-%% inlet should be asked.
--spec seen(short | long, pid(), mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-seen(Kind, Receiver, #mailboxes{seen = Seen, pending = Pending, unsuited = Unsuited,
-                         table = Table} = M) ->
+%% A batch begins with a message to that receiver, or there is a long reply for it. Returns about
+%% whom the inlet should be asked.
+-spec seen(short | long, pid(), mailboxes()) -> {[pid()], mailboxes()}.
+seen(Kind, Receiver, #mailboxes{seen = Seen, asked = Asked, unsuited = Unsuited,
+                                table = Table} = M) ->
     N = maps:get(Receiver, Seen, 0) + 1,
     M1 = M#mailboxes{seen = Seen#{Receiver => N}},
     case is_worth_a_question(Kind, N) andalso not is_map_key(Receiver, Unsuited)
-        andalso not ets:member(Table, Receiver)
-        andalso not lists:member(Receiver, maps:values(Pending)) of
+        andalso not ets:member(Table, Receiver) andalso not is_map_key(Receiver, Asked) of
         true -> ask([Receiver], M1);
         false -> {[], M1}
     end.
@@ -143,29 +138,19 @@ seen(Kind, Receiver, #mailboxes{seen = Seen, pending = Pending, unsuited = Unsui
 is_worth_a_question(short, N) -> N =:= ?MANY;
 is_worth_a_question(long, N) -> N > 1.
 
-ask(Receivers, #mailboxes{pending = Pending} = M) ->
-    Questions = [{make_ref(), Receiver} || Receiver <- Receivers],
-    {Questions, M#mailboxes{pending = maps:merge(Pending, maps:from_list(Questions))}}.
+ask(Receivers, #mailboxes{asked = Asked} = M) ->
+    {Receivers, M#mailboxes{asked = maps:merge(Asked, maps:from_keys(Receivers, []))}}.
 
-%% The answer to a question, or to that of another module.
--spec answer(question(), trunkline_in_turn:answer(), mailboxes()) -> {ok, mailboxes()} | unknown.
-answer(Ref, Answer, #mailboxes{pending = Pending} = M) ->
-    case maps:take(Ref, Pending) of
-        {Receiver, Pending1} ->
-            What = case Answer of
-                       go -> go;
-                       _ -> no
-                   end,
-            {ok, looked(Receiver, What, ?PATIENCE, M#mailboxes{pending = Pending1})};
-        error ->
-            unknown
-    end.
+%% The inlet has answered such a question.
+-spec answered(pid(), go | no, mailboxes()) -> mailboxes().
+answered(Receiver, What, #mailboxes{asked = Asked} = M) ->
+    looked(Receiver, What, ?PATIENCE, M#mailboxes{asked = maps:remove(Receiver, Asked)}).
 
-%% To be called once a second. Returns what the inlet should be asked. A receiver about which it has
-%% not answered since the last tick is not known any more.
--spec tick(mailboxes()) -> {[{question(), pid()}], mailboxes()}.
-tick(#mailboxes{table = Table, pending = Pending, unsuited = Unsuited, ticks = Before} = M) ->
-    Used = ets:select(Table, [{{'$1', ?MANY}, [], ['$1']}]) -- maps:values(Pending),
+%% To be called once a second. Returns about whom the inlet should be asked. A receiver about which
+%% it has not answered since the last tick is not known any more.
+-spec tick(mailboxes()) -> {[pid()], mailboxes()}.
+tick(#mailboxes{table = Table, asked = Asked, unsuited = Unsuited, ticks = Before} = M) ->
+    Used = ets:select(Table, [{{'$1', ?MANY}, [], ['$1']}]) -- maps:keys(Asked),
     Ticks = Before + 1,
     Unsuited1 = maps:filter(fun(_, Until) -> Until > Ticks end, Unsuited),
     true = ets:delete_all_objects(Table),

@@ -22,8 +22,16 @@
 %%     not_sent      the sender has given up, or could not send: the agent need not wait for the
 %%                   request (`cancel')
 %%
-%% Who has asked is in trunkline_asks, and what is known of mailboxes in trunkline_mailboxes. This
-%% module tells senders their answers. What should travel in the lane it returns, as commands.
+%% A question may find no answer for a long time, because the receiver does not get to run, or the
+%% peer stands still. Its sender gives up, or is killed. Then the question is late. So that there
+%% are not ever more of them, no sender may ask about that receiver until it has answered one.
+%%
+%% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
+%% though its message may have gone. The lane takes it as sent at the second tick after its end: by
+%% then it would have heard of it.
+%%
+%% What is known of mailboxes is in trunkline_mailboxes. This module tells senders their answers.
+%% What should travel in the lane it returns, as commands.
 -module(trunkline_questions).
 -moduledoc false.
 
@@ -33,8 +41,15 @@
 
 -export_type([questions/0, command/0]).
 
+-type addressee() :: trunkline_in_turn:addressee().
 -record(questions,
-        {asks = trunkline_asks:new() :: trunkline_asks:asks(),              % of senders
+        {%% Those that the inlet has not answered: who asks, about whom, and whether it has to look
+         %% at the mailbox. `late': nobody waits for the answer.
+         pending = #{} :: #{reference() => {pid() | late, addressee(), known | look}},
+         %% About whom a question is late.
+         silent = #{} :: #{trunkline_mailboxes:receiver() => []},
+         %% Who was told `go', and has not sent; `dead': that was so at the last tick.
+         granted = #{} :: #{reference() => {Sender :: pid() | dead, addressee()}},
          mailboxes :: trunkline_mailboxes:mailboxes()}).                    % of receivers
 -opaque questions() :: #questions{}.
 
@@ -42,9 +57,8 @@
 %% acknowledged at once: until then it could be overtaken.)
 -type command() :: {question, Sender :: pid(), nonempty_improper_list(tuple(), known | look)}
                  | {cancel, Sender :: pid(), [trunkline_command:command()]}.
--type addressee() :: trunkline_in_turn:addressee().
 
--dialyzer({no_improper_lists, question/4}).
+-dialyzer({no_improper_lists, asked/4}).
 
 %% The calling process owns the table of mailboxes.
 -spec new() -> questions().
@@ -54,69 +68,109 @@ new() -> #questions{mailboxes = trunkline_mailboxes:new()}.
 table(#questions{mailboxes = Mailboxes}) -> trunkline_mailboxes:table(Mailboxes).
 
 %% Whether that addressee's mailbox is on the heap. If it has not answered a question in time, it
-%% counts as one that is not.
+%% counts as one that is not. (A process that waits for an outcome takes it out of its mailbox,
+%% wherever it is there.)
 -spec known(addressee(), questions()) -> trunkline_mailboxes:known().
-known(To, #questions{asks = Asks, mailboxes = Mailboxes}) ->
-    case trunkline_asks:is_late(To, Asks) of
+known({reply, _}, _) ->
+    go;
+known(To, #questions{silent = Silent, mailboxes = Mailboxes}) ->
+    case is_map_key(trunkline_mailboxes:receiver(To), Silent) of
         true -> no;
         false -> trunkline_mailboxes:known(To, Mailboxes)
     end.
 
 %% Whether a sender has been told to send, and may be sending now.
 -spec are_granted(questions()) -> boolean().
-are_granted(#questions{asks = Asks}) -> trunkline_asks:are_granted(Asks).
+are_granted(#questions{granted = Granted}) -> map_size(Granted) > 0.
 
 %% Otherwise tick/2 must be called once more.
 -spec are_none_known(questions()) -> boolean().
 are_none_known(#questions{mailboxes = Mailboxes}) ->
     trunkline_mailboxes:are_none_known(Mailboxes).
 
-%% A sender asks for its turn. IsIdle: nothing is in flight in the lane.
+%% A sender asks for its turn. IsIdle: nothing is in flight in the lane. `known' means that the
+%% inlet need not look at the mailbox. A request is always a question, because only the inlet can
+%% say how its server should see it.
 -spec ask(reference(), Sender :: pid(), addressee(), IsIdle :: boolean(), questions()) ->
           {[command()], questions()}.
-ask(Ref, Sender, To, IsIdle, #questions{asks = Asks} = Q) ->
-    case trunkline_asks:ask(Ref, Sender, To, known(To, Q), IsIdle, Asks) of
-        {answer, Answer, Asks1} ->
-            ok = tell(Ref, Answer),
-            {[], Q#questions{asks = Asks1}};
-        {question, What, Asks1} ->
-            {[question(Sender, To, Ref, What)], Q#questions{asks = Asks1}}
+ask(Ref, Sender, To, IsIdle, Q) ->
+    IsAnswered = IsIdle andalso not trunkline_command:is_request(To),
+    case known(To, Q) of
+        no ->
+            ok = tell(Ref, no),
+            {[], Q};
+        go when IsAnswered ->
+            {[], grant(go, Ref, Sender, To, Q)};
+        go ->
+            asked(Sender, known, [{Ref, To}], Q);
+        look ->
+            asked(Sender, look, [{Ref, To}], Q)
     end.
+
+grant(Answer, Ref, Sender, To, #questions{granted = Granted} = Q) ->
+    ok = tell(Ref, Answer),
+    Q#questions{granted = Granted#{Ref => {Sender, To}}}.
+
+asked(Asking, What, Asked, #questions{pending = Pending} = Q) ->
+    {[{question, Asking, [{turn, To, Ref, self()} | What]} || {Ref, To} <- Asked],
+     Q#questions{pending = lists:foldl(fun({Ref, To}, P) -> P#{Ref => {Asking, To, What}} end,
+                                       Pending, Asked)}}.
 
 %% There is something for that receiver, as trunkline_mailboxes:seen/3 counts it.
 -spec seen(short | long, Receiver :: pid(), questions()) -> {[command()], questions()}.
 seen(Kind, Receiver, #questions{mailboxes = Mailboxes} = Q) ->
-    asked(trunkline_mailboxes:seen(Kind, Receiver, Mailboxes), Q).
+    asked_by_lane(trunkline_mailboxes:seen(Kind, Receiver, Mailboxes), Q).
 
-asked({Questions, Mailboxes}, Q) ->
-    {[question(self(), Receiver, Ref, look) || {Ref, Receiver} <- Questions],
-     Q#questions{mailboxes = Mailboxes}}.
-
-question(Sender, To, Ref, What) -> {question, Sender, [{turn, To, Ref, self()} | What]}.
+asked_by_lane({Receivers, Mailboxes}, Q) ->
+    asked(self(), look, [{make_ref(), Receiver} || Receiver <- Receivers],
+          Q#questions{mailboxes = Mailboxes}).
 
 %% The inlet has answered: a question of the lane's own, of a sender, or of an earlier session.
 -spec answered(reference(), trunkline_in_turn:answer(), questions()) -> {[command()], questions()}.
-answered(Ref, Answer, #questions{mailboxes = Mailboxes} = Q) ->
-    case trunkline_mailboxes:answer(Ref, Answer, Mailboxes) of
-        {ok, Mailboxes1} -> {[], Q#questions{mailboxes = Mailboxes1}};
-        unknown -> answered_sender(Ref, Answer, Q)
-    end.
-
-answered_sender(Ref, Answer, #questions{asks = Asks} = Q) ->
-    case trunkline_asks:answer(Ref, Answer, Asks) of
-        {awaited, To, Learned, Asks1} ->
-            {Told, Commands} = case Answer of
-                                   {no, _} -> {no, cancel(To)};
-                                   _ -> {Answer, []}
-                               end,
-            ok = tell(Ref, Told),
-            {Commands, learned(To, Learned, Q#questions{asks = Asks1})};
-        {late, To, Learned, Asks1} ->
-            {[], learned(To, Learned, Q#questions{asks = Asks1})};
-        unknown ->
+answered(Ref, Answer, #questions{pending = Pending, silent = Silent} = Q) ->
+    case maps:take(Ref, Pending) of
+        {{Asking, Asked, What}, Pending1} ->
+            To = served(Asked, Answer),
+            Silent1 = maps:remove(trunkline_mailboxes:receiver(Asked), Silent),
+            Q1 = Q#questions{pending = Pending1, silent = Silent1},
+            tell_sender(Asking, Ref, To, Answer, about(Asking, To, says(Answer, What), Q1));
+        error ->
             ok = trunkline_in_turn:not_used(Answer),
             {[], Q}
     end.
+
+about(Lane, Receiver, What, #questions{mailboxes = Mailboxes} = Q) when Lane =:= self() ->
+    Q#questions{mailboxes = trunkline_mailboxes:answered(Receiver, What, Mailboxes)};
+about(_, To, What, Q) ->
+    learned(To, What, Q).
+
+tell_sender(Nobody, _, _, _, Q) when Nobody =:= late; Nobody =:= self() ->
+    {[], Q};
+tell_sender(_, Ref, To, {no, _}, Q) ->
+    ok = tell(Ref, no),
+    {cancel(To), Q};
+tell_sender(_, Ref, _, noproc, Q) ->
+    ok = tell(Ref, noproc),
+    {[], Q};
+tell_sender(Sender, Ref, To, Go, Q) ->
+    {[], grant(Go, Ref, Sender, To, Q)}.
+
+%% (The name of a server is its pid by then.)
+served(To, {no, Go}) ->
+    served(To, Go);
+served(To, {go, Server, _}) ->
+    case trunkline_command:is_request(To) of
+        true -> setelement(2, To, Server);
+        false -> To
+    end;
+served(To, _) ->
+    To.
+
+%% What an answer says of the mailbox. (If that was known, the inlet has not looked.)
+says({no, _}, _) -> no;
+says(noproc, _) -> nothing;
+says(_, look) -> go;
+says(_, known) -> nothing.
 
 %% Somebody has looked at that addressee's mailbox. `no': it is not on the heap.
 -spec learned(addressee(), go | no | nothing, questions()) -> questions().
@@ -125,17 +179,25 @@ learned(To, What, #questions{mailboxes = Mailboxes} = Q) ->
 
 %% The sender has sent. `unknown': it was told to in an earlier session.
 -spec sent(reference(), questions()) -> {granted | unknown, questions()}.
-sent(Ref, #questions{asks = Asks} = Q) ->
-    {How, Asks1} = trunkline_asks:used(Ref, Asks),
-    {How, Q#questions{asks = Asks1}}.
+sent(Ref, #questions{granted = Granted} = Q) ->
+    case maps:take(Ref, Granted) of
+        {_, Granted1} -> {granted, Q#questions{granted = Granted1}};
+        error -> {unknown, Q}
+    end.
 
 %% The sender has given up, or could not send.
 -spec not_sent(reference(), questions()) -> {[command()], questions()}.
-not_sent(Ref, #questions{asks = Asks} = Q) ->
-    case trunkline_asks:unused(Ref, Asks) of
-        {To, Asks1} -> {cancel(To), Q#questions{asks = Asks1}};
-        none -> {[], Q}
+not_sent(Ref, #questions{pending = Pending, granted = Granted} = Q) ->
+    case {Pending, maps:take(Ref, Granted)} of
+        {#{Ref := {Sender, To, _}}, _} when Sender =/= late -> {cancel(To), late(Ref, Q)};
+        {_, {{_, To}, Granted1}} -> {cancel(To), Q#questions{granted = Granted1}};
+        _ -> {[], Q}
     end.
+
+late(Ref, #questions{pending = Pending, silent = Silent} = Q) ->
+    #{Ref := {_, To, What}} = Pending,
+    Q#questions{pending = Pending#{Ref := {late, To, What}},
+                silent = Silent#{trunkline_mailboxes:receiver(To) => []}}.
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.
@@ -150,20 +212,31 @@ cancel(To) ->
 %% MayAsk: there is an inlet that answers. Without one nothing is known any more.
 -spec tick(MayAsk :: boolean(), questions()) ->
           {Killed :: non_neg_integer(), [command()], questions()}.
-tick(MayAsk, #questions{asks = Asks, mailboxes = Mailboxes} = Q) ->
-    {Killed, GivenUp, Asks1} = trunkline_asks:tick(fun erlang:is_process_alive/1, Asks),
-    {Questions, Q1} = asked(case MayAsk of
-                                true -> trunkline_mailboxes:tick(Mailboxes);
-                                false -> {[], trunkline_mailboxes:clear(Mailboxes)}
-                            end, Q#questions{asks = Asks1}),
-    {length(Killed), Questions ++ lists:flatmap(fun cancel/1, Killed ++ GivenUp), Q1}.
+tick(MayAsk, #questions{pending = Pending, granted = Granted, mailboxes = Mailboxes} = Q) ->
+    Sent = [To || {dead, To} <- maps:values(Granted)],
+    Left = maps:filtermap(fun(_, {dead, _}) -> false;
+                             (_, {Sender, To}) -> {true, {or_dead(Sender), To}}
+                          end, Granted),
+    {Refs, NotSent} = lists:unzip([{Ref, To} || {Ref, {Sender, To, _}} <- maps:to_list(Pending),
+                                                Sender =/= late, or_dead(Sender) =:= dead]),
+    {Questions, Q1} = asked_by_lane(case MayAsk of
+                                        true -> trunkline_mailboxes:tick(Mailboxes);
+                                        false -> {[], trunkline_mailboxes:clear(Mailboxes)}
+                                    end,
+                                    lists:foldl(fun late/2, Q#questions{granted = Left}, Refs)),
+    {length(Sent), Questions ++ lists:flatmap(fun cancel/1, Sent ++ NotSent), Q1}.
+
+or_dead(Sender) ->
+    case is_process_alive(Sender) of
+        true -> Sender;
+        false -> dead
+    end.
 
 %% The session has ended: no inlet will answer, and nothing is known.
 -spec refuse(questions()) -> questions().
-refuse(#questions{asks = Asks, mailboxes = Mailboxes} = Q) ->
-    {Refs, Asks1} = trunkline_asks:refuse(Asks),
-    lists:foreach(fun(Ref) -> ok = tell(Ref, no) end, Refs),
-    Q#questions{asks = Asks1, mailboxes = trunkline_mailboxes:clear(Mailboxes)}.
+refuse(#questions{pending = Pending, mailboxes = Mailboxes}) ->
+    _ = [tell(Ref, no) || {Ref, {Sender, _, _}} <- maps:to_list(Pending), Sender =/= late],
+    #questions{mailboxes = trunkline_mailboxes:clear(Mailboxes)}.
 
 tell(Ref, Answer) ->
     Ref ! {Ref, Answer},
