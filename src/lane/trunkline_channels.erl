@@ -170,7 +170,7 @@ event({way, Way}, C) ->
 event({timeout, Timer, {channels, retry}}, #channels{retry = Retry} = C) ->
     pump(first(C#channels{retry = trunkline_retry:timeout(Timer, Retry)}));
 event({timeout, Timer, {channels, idle}}, #channels{idle = Timer} = C) ->
-    idle(close_unused(C#channels{idle = none}));
+    pump(idle(close_unused(C#channels{idle = none})));
 event({channel, Pid, {written, Bytes, _}}, #channels{ready = Ready} = C) ->
     case lists:keyfind(Pid, 1, Ready) of
         {_, Channel} -> pump(put_channel(Pid, Channel#channel{written = Bytes}, C));
@@ -325,14 +325,13 @@ idle(#channels{idle = none, ready = [_ | _], options = #{bulk_idle := Time}} = C
 idle(C) ->
     C.
 
-%% All but the oldest: the next batch should find a connection.
-close_unused(#channels{ready = [{Pid, Oldest} | Others], outbox = Outbox} = C) ->
-    {Used, Unused} = lists:partition(fun({Other, #channel{used = Used}}) ->
-                                             Used orelse trunkline_outbox:is_owed(Other, Outbox)
-                                     end, Others),
-    show(closed([Other || {Other, _} <- Unused],
-                C#channels{ready = [{Pid, Oldest} | [{Other, Channel#channel{used = false}}
-                                                     || {Other, Channel} <- Used]]}));
+%% All but the oldest: the next batch should find a connection. (If one of them has not delivered
+%% something in all this time, another one does.)
+close_unused(#channels{ready = [Oldest | Others]} = C) ->
+    {Used, Unused} = lists:partition(fun({_, #channel{used = Used}}) -> Used end, Others),
+    show(closed([Pid || {Pid, _} <- Unused],
+                C#channels{ready = [Oldest | [{Pid, Channel#channel{used = false}}
+                                              || {Pid, Channel} <- Used]]}));
 close_unused(C) ->
     C.
 
