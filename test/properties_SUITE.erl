@@ -231,7 +231,8 @@ unsettled(Past) ->
 past_the_lane(_) ->
     Bypass = trunkline_bypass:new(1),
     Stats = trunkline_stats:new(1),
-    Batches = trunkline_batches:passed(3, trunkline_batches:new(1, node(), Bypass, Stats)),
+    Options = trunkline_options:defaults(),
+    Batches = trunkline_batches:passed(3, trunkline_batches:new(1, node(), Bypass, Options, Stats)),
     ok = trunkline_bypass:started(1, Bypass),
     End = fun(How, Before) ->
                   Lost = trunkline_stats:get(Stats, peer, lost_unconfirmed),

@@ -19,7 +19,7 @@
 -module(trunkline_batches).
 -moduledoc false.
 
--export([new/4, open/5, close/1, close_channels/1, suspend/1, resumed/3]).
+-export([new/5, open/4, close/1, close_channels/1, suspend/1, resumed/3]).
 -export([is_open/1, is_waiting/2, next/1, arrived/1, in_flight/1, is_idle/1, have_arrived/1]).
 -export([send/4, fence/2, acked/4, event/2]).
 -export([takes_turns/1, is_quiet/1, passed/2, unreported/1, report/2, is_sending/1]).
@@ -31,7 +31,6 @@
         {ix :: pos_integer(),
          node :: node(),
          stats :: trunkline_stats:stats(),
-         inlet = none :: none | pid(),
          window = trunkline_window:sender(1) :: trunkline_window:sender(),
          pace = trunkline_pace:new() :: trunkline_pace:pace(),
          next = 1 :: pos_integer(),                    % the number of the next one
@@ -39,7 +38,7 @@
          %% except for large messages and what comes behind these.
          arrived = 0 :: non_neg_integer(),
          by = undecided :: undecided | trunkline_channels:way(),     % which way they go
-         channels = none :: none | trunkline_channels:channels(),
+         channels :: trunkline_channels:channels(),
          %% Whether messages may go to the peer by the distribution when their turn has come.
          takes_turns = false :: boolean(),
          past :: trunkline_bypass:past(),              % what has gone past the lane
@@ -61,44 +60,36 @@
                | {'DOWN', reference(), process, pid(), term()}.
 
 %% There is no session.
--spec new(pos_integer(), node(), trunkline_bypass:bypass(), trunkline_stats:stats()) -> batches().
-new(Ix, Node, Bypass, Stats) ->
-    ok = trunkline_channels:none(Ix, Stats),
-    #batches{ix = Ix, node = Node, stats = Stats, past = trunkline_bypass:past(Ix, Bypass)}.
+-spec new(pos_integer(), node(), trunkline_bypass:bypass(), trunkline_options:options(),
+          trunkline_stats:stats()) -> batches().
+new(Ix, Node, Bypass, Options, Stats) ->
+    #batches{ix = Ix, node = Node, stats = Stats, past = trunkline_bypass:past(Ix, Bypass),
+             channels = trunkline_channels:new(Ix, Options, Stats)}.
 
 %% A session begins, of batches that have been closed.
--spec open(Inlet :: pid(), WindowBytes :: pos_integer(), trunkline_channels:sent(),
-           trunkline_options:options(), batches()) -> batches().
-open(Inlet, WindowBytes, Sent, Options, #batches{ix = Ix, node = Node, stats = Stats} = B) ->
-    show(B#batches{inlet = Inlet, window = trunkline_window:sender(WindowBytes),
-                   next = 1, arrived = 0,
-                   channels = trunkline_channels:new(Ix, Inlet, Sent, Options, Stats),
+-spec open(Inlet :: pid(), WindowBytes :: pos_integer(), trunkline_channels:sent(), batches()) ->
+          batches().
+open(Inlet, WindowBytes, Sent, #batches{node = Node, channels = Channels} = B) ->
+    show(B#batches{window = trunkline_window:sender(WindowBytes), next = 1, arrived = 0,
+                   by = undecided, channels = trunkline_channels:open(Inlet, Sent, Channels),
                    %% (Another session may have begun by now.)
                    takes_turns = Sent =:= once andalso trunkline_peers:takes_turns(Node)}).
 
 %% It has ended. What is in flight may have arrived, or not.
 -spec close(batches()) -> batches().
 close(B) ->
-    show((close_channels(B))#batches{inlet = none, takes_turns = false,
-                                     window = trunkline_window:sender(1),
+    show((close_channels(B))#batches{takes_turns = false, window = trunkline_window:sender(1),
                                      pace = trunkline_pace:new()}).
 
 %% From here on all batches go by the distribution.
 -spec close_channels(batches()) -> batches().
-close_channels(#batches{channels = none} = B) ->
-    B;
 close_channels(#batches{channels = Channels} = B) ->
-    ok = trunkline_channels:close(Channels),
-    B#batches{channels = none, by = undecided}.
+    B#batches{channels = trunkline_channels:close(Channels), by = distribution}.
 
 %% The connection is lost. An acknowledgement that was asked for will not come.
 -spec suspend(batches()) -> batches().
 suspend(#batches{channels = Channels} = B) ->
-    B1 = B#batches{pace = trunkline_pace:new()},
-    case Channels of
-        none -> B1;                          % it drains
-        _ -> by(trunkline_channels:suspend(Channels), B1)
-    end.
+    by(trunkline_channels:suspend(Channels), B#batches{pace = trunkline_pace:new()}).
 
 %% There is another one. The inlet expects batch number Expects, and has acknowledged so much in
 %% all.
@@ -106,11 +97,8 @@ suspend(#batches{channels = Channels} = B) ->
 resumed(Expects, Acknowledged, #batches{window = Window, channels = Channels} = B) ->
     Now = erlang:monotonic_time(nanosecond),
     Window1 = trunkline_window:resumed(Now, Acknowledged, round_trip(B), Window),
-    B1 = show(B#batches{window = Window1, arrived = Expects - 1}),
-    case Channels of
-        none -> B1;
-        _ -> by(trunkline_channels:resume(Expects - 1, Channels), B1)
-    end.
+    by(trunkline_channels:resume(Expects - 1, Channels),
+       show(B#batches{window = Window1, arrived = Expects - 1})).
 
 %% --- what may be sent -------------------------------------------------------------
 
@@ -168,7 +156,7 @@ way(AreGranted, #batches{by = By, next = Next, past = Before} = B0) ->
 %% Each batch reports what has gone past the lane: with its charge, which the inlet acknowledges. It
 %% does so at once, since more may go past the lane as soon as nothing is in flight.
 transmit(Charge, Entries, Urgent,
-         {Way, #batches{ix = Ix, stats = Stats, inlet = Inlet, next = Number, past = Past} = B}) ->
+         {Way, #batches{ix = Ix, stats = Stats, next = Number, past = Past} = B}) ->
     Unreported = trunkline_bypass:unreported(Past),
     %% The token of the last message that the lane has received is not that of all others.
     _ = seq_trace:set_token([]),
@@ -189,14 +177,8 @@ transmit(Charge, Entries, Urgent,
     trunkline_stats:peak(Stats, Scope, largest_batch, Messages),
     B1 = show(B#batches{window = Window, pace = Pace, next = Number + 1,
                         past = trunkline_bypass:reported(Past)}),
-    Batch = {Number, Ack, Reported, Entries},
-    case B1#batches.channels of
-        none ->
-            ok = trunkline_inlet:batch(Inlet, Batch),
-            B1;
-        Channels ->
-            B1#batches{channels = trunkline_channels:send(Way, Batch, Channels)}
-    end.
+    B1#batches{channels = trunkline_channels:send(Way, {Number, Ack, Reported, Entries},
+                                                  B1#batches.channels)}.
 
 %% The inlet has acknowledged so much, as it was asked to, and all up to number Arrived are there.
 -spec acked(trunkline_window:ack(), charge(), Arrived :: non_neg_integer(), batches()) -> batches().
@@ -208,16 +190,11 @@ acked(Ack, Charge, Arrived, #batches{window = Window, pace = Pace, channels = Ch
                               _ -> Pace
                           end,
                    arrived = Arrived,
-                   channels = case Channels of
-                                  none -> none;
-                                  _ -> trunkline_channels:arrived(Arrived, Channels)
-                              end}).
+                   channels = trunkline_channels:arrived(Arrived, Channels)}).
 
 %% The way of the batches may have changed, or there may be room on a connection. `unknown': a
 %% message of an earlier session's, or none of these.
 -spec event(event(), batches()) -> {ok, batches()} | unknown.
-event(_, #batches{channels = none}) ->
-    unknown;
 event(Event, #batches{channels = Channels} = B) ->
     case trunkline_channels:event(Event, Channels) of
         unknown -> unknown;

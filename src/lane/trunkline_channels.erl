@@ -32,7 +32,7 @@
 -module(trunkline_channels).
 -moduledoc false.
 
--export([none/2, new/5, by/1, send/3, arrived/2, event/2, close/1]).
+-export([new/3, open/3, by/1, send/3, arrived/2, event/2, close/1]).
 -export([suspend/1, resume/2]).
 
 -export_type([channels/0, way/0, sent/0]).
@@ -49,13 +49,13 @@
 
 -record(channels,
         {ix :: pos_integer(),
-         inlet :: pid(),
+         inlet = none :: none | pid(),
          suspended = false :: boolean(),
          options :: trunkline_options:options(),
          stats :: trunkline_stats:stats(),
          %% What the link has said is better. As soon as it says anything, a connection should be
-         %% ready.
-         way = none :: none | way(),
+         %% ready. `closed': it does not matter any more.
+         way = closed :: closed | none | way(),
          ready = [] :: [{pid(), #channel{}}],          % the oldest first
          opening = [] :: [pid()],
          outbox = trunkline_outbox:new() :: trunkline_outbox:outbox(),
@@ -77,20 +77,19 @@
 -define(FAR_BYTES, 65536).
 -define(NEAR_BYTES, 262144).
 
-%% The lane has no connections. (A lane that was killed may have left a number behind.)
--spec none(pos_integer(), trunkline_stats:stats()) -> ok.
-none(Ix, Stats) ->
-    lists:foreach(fun(Field) -> trunkline_stats:put(Stats, {lane, Ix}, Field, 0) end,
-                  [connections, connecting, by_connections, kept_bytes]).
+%% All batches go by the distribution until open/3. (A lane that was killed may have left numbers
+%% behind.)
+-spec new(pos_integer(), trunkline_options:options(), trunkline_stats:stats()) -> channels().
+new(Ix, Options, Stats) -> kept(show(#channels{ix = Ix, options = Options, stats = Stats})).
 
--spec new(pos_integer(), Inlet :: pid(), sent(), trunkline_options:options(),
-          trunkline_stats:stats()) -> channels().
-new(Ix, Inlet, Sent, Options, Stats) ->
-    #channels{ix = Ix, inlet = Inlet, options = Options, stats = Stats,
-              table = case Sent of
-                          once -> none;
-                          again -> ets:new(?MODULE, [ordered_set, private])
-                      end}.
+%% A session begins, of channels that are closed.
+-spec open(Inlet :: pid(), sent(), channels()) -> channels().
+open(Inlet, Sent, C) ->
+    C#channels{inlet = Inlet, way = none,
+               table = case Sent of
+                           once -> none;
+                           again -> ets:new(?MODULE, [ordered_set, private])
+                       end}.
 
 %% Which way batches go now.
 -spec by(channels()) -> way().
@@ -135,6 +134,8 @@ forget(Serial, #channels{bytes = Bytes, table = Table} = C) ->
 
 %% The distribution's connection is lost. What may not have arrived waits again.
 -spec suspend(channels()) -> channels().
+suspend(#channels{way = closed} = C) ->
+    C;
 suspend(#channels{ready = Ready, opening = Opening, outbox = Outbox} = C) ->
     show(closed(Opening ++ [Pid || {Pid, _} <- Ready],
                 C#channels{suspended = true, way = none, ready = [], opening = [], waiting = none,
@@ -164,6 +165,8 @@ send_again(Serial, Table, #channels{inlet = Inlet} = C) ->
 
 %% A message that the lane has got. `unknown': it is not about these connections, or too late.
 -spec event(term(), channels()) -> channels() | unknown.
+event(_, #channels{way = closed}) ->
+    unknown;
 event({way, Way}, C) ->
     %% This way is better now. In either case a connection should be ready from now on.
     pump(first(show(C#channels{way = Way})));
@@ -200,12 +203,12 @@ event({'DOWN', _, process, Pid, Reason}, #channels{opening = Opening, ready = Re
 event(_, _) ->
     unknown.
 
-%% What is kept here is no longer of any use.
--spec close(channels()) -> ok.
-close(#channels{ix = Ix, stats = Stats, table = Table} = C) ->
+%% What is kept here is no longer of any use. From here on all batches go by the distribution.
+-spec close(channels()) -> channels().
+close(#channels{ix = Ix, inlet = Inlet, options = Options, stats = Stats, table = Table} = C) ->
     Table =:= none orelse ets:delete(Table),
     _ = suspend(C),
-    none(Ix, Stats).
+    (new(Ix, Options, Stats))#channels{inlet = Inlet}.
 
 %% --- giving batches to connections ------------------------------------------------
 

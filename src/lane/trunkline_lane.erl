@@ -118,7 +118,6 @@
          controller = none :: trunkline_process:controller(),
          batches :: trunkline_batches:batches(),       % what has been sent to the inlet
          backlog :: trunkline_backlog:backlog(),
-         options :: trunkline_options:options(),
          notices = trunkline_notices:new() :: trunkline_notices:notices(),   % of large messages
          replies :: trunkline_replies:replies(),
          questions = none :: none | trunkline_questions:questions(),     % about mailboxes
@@ -148,11 +147,11 @@ start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, _, _} = 
                        stats := Stats, options := Options}) ->
     #{queue_bytes := QueueBytes, batch_bytes := BatchBytes} = Options,
     Lane = #lane{ix = Ix, link = self(), gate = Gate, stats = Stats, node = Node,
-                 batches = trunkline_batches:new(Ix, Node, Bypass, Stats),
+                 batches = trunkline_batches:new(Ix, Node, Bypass, Options, Stats),
                  bulk_ix = BulkIx, low = trunkline_gate:limit(max(1, QueueBytes div 2)),
                  replies = trunkline_replies:new(#{node => Node, gate => Gate, stats => Stats,
                                                    lane => {Ix, QueueBytes}, bulk => Bulk}),
-                 batch = trunkline_gate:limit(BatchBytes), options = Options,
+                 batch = trunkline_gate:limit(BatchBytes),
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
     proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
 
@@ -742,8 +741,8 @@ end_session(Past, #lane{batches = Batches} = S) ->
     lists:foldl(fun settle/2, S1, trunkline_notices:under_way(S1#lane.notices)).
 
 change({send, {Inlet, _} = Outlets, WindowBytes, Sent},
-       #lane{options = Options, batches = Batches, node = Node} = S) ->
-    Batches1 = trunkline_batches:open(Inlet, WindowBytes, Sent, Options, Batches),
+       #lane{batches = Batches, node = Node} = S) ->
+    Batches1 = trunkline_batches:open(Inlet, WindowBytes, Sent, Batches),
     flush(S#lane{mode = {send, Outlets}, fence = none, drained = false, batches = Batches1,
                  controller = trunkline_process:controller(Node)});
 change(hold, S) ->
