@@ -1072,7 +1072,7 @@ waits_and_answers(_) ->
                             ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
                             receive {large, message} -> ok end,
                             ok = trunkline_opener:finish(Fetcher),
-                            receive {lost, Fetcher} -> ok end,
+                            receive {opener, Fetcher, lost} -> ok end,
                             true = is_process_alive(Asker),
                             ok = gen_server:stop(Server),
                             receive {'DOWN', _, process, Server, normal} -> ok end

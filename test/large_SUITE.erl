@@ -1384,7 +1384,7 @@ stays_disconnected(_) ->
                                 trunkline_opener:start({term, Lane, 1}, {term, 100_000}),
                             true = erlang:disconnect_node(NodeB),
                             ok = trunkline_opener:deliver(Opener, {self(), self(), plain}),
-                            receive {lost, Opener} -> ok end,
+                            receive {opener, Opener, lost} -> ok end,
                             false = lists:member(NodeB, nodes(connected))
                     end),
     cluster:stop_all([A, B]).

@@ -146,14 +146,10 @@ loop(S) ->
         {arrived, Number, Parts} ->
             Arrived = trunkline_unpacking:arrived(Number, Parts, S#inlet.unpacking),
             loop(timer(quiet, steps(Arrived, S)));
-        {delivered, _} = News ->
+        {opener, _, _} = News ->
             loop(news(News, S));
         {opened, Opener, To, Message} ->
             loop(opened(Opener, To, Message, S));
-        {missing, _} = News ->
-            loop(news(News, S));
-        {lost, _} = News ->
-            loop(news(News, S));
         {timeout, _, {opener, _}} = News ->
             loop(news(News, S));
         {opener_ended, _, process, _, _} = News ->
@@ -308,7 +304,7 @@ address(Command, Receiver, _, S) ->
 %% known, or its mailbox is off heap, or there are several.
 opened(Opener, To, Message, S) ->
     case trunkline_unpacking:is_opener(Opener, S#inlet.unpacking) of
-        true -> news({delivered, Opener}, deliver_opened(To, Message, S));
+        true -> news({opener, Opener, delivered}, deliver_opened(To, Message, S));
         false -> S                           % it is dead
     end.
 

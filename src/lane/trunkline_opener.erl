@@ -86,7 +86,7 @@ deliver(Opener, Address) ->
 bytes({term, Bytes}) -> Bytes;
 bytes(Sizes) -> lists:sum(Sizes).
 
-%% The session has ended before the term's turn: the inlet gets {lost, Opener}.
+%% The session has ended before the term's turn: the inlet gets {opener, Opener, lost}.
 -spec finish(pid()) -> ok.
 finish(Opener) ->
     Opener ! finish,
@@ -124,11 +124,11 @@ await({Inlet, Ref, Has} = S) ->
             demonitor(element(2, Has), [flush]),
             deliver_once(element(3, Has), Message, Inlet, Ref);
         sent ->
-            Inlet ! {delivered, self()};
+            Inlet ! {opener, self(), delivered};
         finish when element(1, Has) =:= term ->
             lost(Inlet);
         missing ->
-            Inlet ! {missing, self()};
+            Inlet ! {opener, self(), missing};
         {'DOWN', Lane, process, _, _} when element(1, Has) =:= asked, element(2, Has) =:= Lane ->
             lost(Inlet);
         {'DOWN', Ref, process, _, _} ->
@@ -137,7 +137,7 @@ await({Inlet, Ref, Has} = S) ->
             trunkline_process:other(Other, fun ?MODULE:await/1, S)
     end.
 
-lost(Inlet) -> Inlet ! {lost, self()}.
+lost(Inlet) -> Inlet ! {opener, self(), lost}.
 
 %% Asks the lane to send the term to that process, and then to say `sent', or to send it here.
 ask({term, Lane, Number}, Address, Inlet, Ref) ->
@@ -166,15 +166,15 @@ deliver_once(Address, Message, Inlet, Ref) ->
     end.
 
 deliver(nobody, _, Inlet) ->
-    Inlet ! {delivered, self()};
+    Inlet ! {opener, self(), delivered};
 deliver({executor, Command}, Message, Inlet) ->
-    Inlet ! {delivered, self()},
+    Inlet ! {opener, self(), delivered},
     trunkline_executor:run(Command, Message);
 deliver({signal, {exit, Pid, Sender}}, Reason, Inlet) ->
-    Timer = erlang:send_after(?SIGNAL, Inlet, {delivered, self()}),
+    Timer = erlang:send_after(?SIGNAL, Inlet, {opener, self(), delivered}),
     ok = trunkline_exit:signal(Sender, Pid, Reason, fun() -> is_process_alive(Inlet) end),
     _ = erlang:cancel_timer(Timer),
-    Inlet ! {delivered, self()};
+    Inlet ! {opener, self(), delivered};
 deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
     case whereis(Name) of
         Pid when is_pid(Pid) -> deliver({Pid, Pid, plain}, Message, Inlet);
@@ -186,7 +186,7 @@ deliver({To, Receiver, Wrap}, Message, Inlet) ->
     case is_process_alive(Inlet) of
         true when MayDeliver ->
             ok = trunkline_process:deliver(To, Wrapped),
-            Inlet ! {delivered, self()};
+            Inlet ! {opener, self(), delivered};
         true ->
             Inlet ! {opened, self(), To, Wrapped};
         false ->

@@ -54,7 +54,7 @@
 %% What the inlet gets from openers, and of them. `missing': the lane has the message no more;
 %% `lost': it is lost with the session. The timer ends when an opener is to be tried again: to open
 %% the message, or in place of one that has died.
--type news() :: {delivered | missing | lost, Opener :: pid()}
+-type news() :: {opener, pid(), delivered | missing | lost}
               | trunkline_opener:ended()
               | {timeout, reference(), {opener, {open, trunkline_opener:parts()} | died}}.
 -type step() :: {turn, Opener :: pid(), to(), receiver()}
@@ -187,7 +187,7 @@ is_opener(Pid, #unpacking{openers = Openers}) -> is_map_key(Pid, Openers).
 -spec news(news(), unpacking()) -> {[step()], unpacking()}.
 news({timeout, Timer, {opener, Again}}, U) -> news(Again, Timer, U);
 news({opener_ended, _, process, Opener, _}, U) -> news(broken, Opener, U);
-news({What, Opener}, U) -> news(What, Opener, U).
+news({opener, Opener, What}, U) -> news(What, Opener, U).
 
 news(What, Opener, #unpacking{openers = Openers} = U) ->
     case maps:take(Opener, Openers) of
