@@ -311,8 +311,6 @@ collected(Control, More, Charge, Entries, S)
        element(1, Control) =:= sent_plain; element(1, Control) =:= relay;
        element(1, Control) =:= channel, element(1, element(3, Control)) =:= written ->
     collect(More, Charge, Entries, control(Control, S));
-collected({ask, _, _, _} = Ask, _, Charge, Entries, S) ->
-    control(Ask, transmit(Charge, lists:reverse(Entries), S));
 collected({system, From, Request}, _, Charge, Entries, S) ->
     {system, From, Request, transmit(Charge, lists:reverse(Entries), S)};
 collected(Control, _, Charge, Entries, #lane{backlog = Backlog} = S) ->
