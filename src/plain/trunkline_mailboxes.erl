@@ -42,15 +42,14 @@
 -opaque table() :: ets:tid().
 -record(mailboxes,
         {table :: table(),
-         ticks = 0 :: non_neg_integer(),
          %% How many batches since the last tick began with a message to each receiver, and how many
          %% long replies could not go past the lane because it is not known.
          seen = #{} :: #{pid() => pos_integer()},
          %% Until the answer comes it does not ask about that receiver again. (One that does not run
          %% may never answer, and a process at the peer waits for it.)
          asked = #{} :: #{pid() => []},
-         %% Nor does it before that tick about one that is not suited.
-         unsuited = #{} :: #{pid() => Ticks :: pos_integer()}}).
+         %% Nor does it for so many ticks about one that is not suited.
+         unsuited = #{} :: #{pid() => pos_integer()}}).
 -opaque mailboxes() :: #mailboxes{}.
 
 %% A receiver of fewer messages in a second is not worth a question.
@@ -116,10 +115,10 @@ looked(_, nothing, _, M) ->
 looked(Receiver, go, _, #mailboxes{table = Table, unsuited = Unsuited} = M) ->
     _ = ets:insert_new(Table, {Receiver, 0}),
     M#mailboxes{unsuited = maps:remove(Receiver, Unsuited)};
-looked(Receiver, no, Patience, #mailboxes{table = Table, unsuited = Unsuited, ticks = Ticks} = M) ->
+looked(Receiver, no, Patience, #mailboxes{table = Table, unsuited = Unsuited} = M) ->
     true = ets:delete(Table, Receiver),
-    Until = max(Ticks + Patience, maps:get(Receiver, Unsuited, 0)),
-    M#mailboxes{unsuited = Unsuited#{Receiver => Until}}.
+    Ticks = max(Patience, maps:get(Receiver, Unsuited, 0)),
+    M#mailboxes{unsuited = Unsuited#{Receiver => Ticks}}.
 
 %% A batch begins with a message to that receiver, or there is a long reply for it. Returns about
 %% whom the inlet should be asked.
@@ -149,13 +148,12 @@ answered(Receiver, What, #mailboxes{asked = Asked} = M) ->
 %% To be called once a second. Returns about whom the inlet should be asked. A receiver about which
 %% it has not answered since the last tick is not known any more.
 -spec tick(mailboxes()) -> {[pid()], mailboxes()}.
-tick(#mailboxes{table = Table, asked = Asked, unsuited = Unsuited, ticks = Before} = M) ->
+tick(#mailboxes{table = Table, asked = Asked, unsuited = Unsuited} = M) ->
     Used = ets:select(Table, [{{'$1', ?MANY}, [], ['$1']}]) -- maps:keys(Asked),
-    Ticks = Before + 1,
-    Unsuited1 = maps:filter(fun(_, Until) -> Until > Ticks end, Unsuited),
+    Left = maps:filtermap(fun(_, Ticks) -> Ticks > 1 andalso {true, Ticks - 1} end, Unsuited),
     true = ets:delete_all_objects(Table),
     true = ets:insert(Table, [{Receiver, 0} || Receiver <- Used]),
-    ask(Used, M#mailboxes{ticks = Ticks, seen = #{}, unsuited = Unsuited1}).
+    ask(Used, M#mailboxes{seen = #{}, unsuited = Left}).
 
 %% Otherwise tick/1 must be called once more: what is known would become too old.
 -spec are_none_known(mailboxes()) -> boolean().
