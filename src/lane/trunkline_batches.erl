@@ -228,8 +228,6 @@ is_quiet(#batches{past = Past}) -> trunkline_bypass:is_quiet(Past).
 %% So many messages have gone past the lane, by the distribution. (Senders that bypass it count for
 %% themselves.)
 -spec passed(non_neg_integer(), batches()) -> batches().
-passed(0, B) ->
-    B;
 passed(N, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, N),
     B#batches{past = trunkline_bypass:more(N, Past)}.
@@ -238,12 +236,12 @@ passed(N, #batches{past = Past, ix = Ix, stats = Stats} = B) ->
 unreported(#batches{past = Past}) -> trunkline_bypass:unreported(Past).
 
 %% Reports what has been sent, in a batch of its own, if there is anything.
--spec report(AreGranted :: boolean(), batches()) -> {reported | none, batches()}.
+-spec report(AreGranted :: boolean(), batches()) -> batches().
 report(AreGranted, #batches{past = Past} = B) ->
     B1 = B#batches{past = trunkline_bypass:take(Past)},
     case unreported(B1) of
-        0 -> {none, B1};
-        _ -> {reported, send(0, [], AreGranted, B1)}
+        0 -> B1;
+        _ -> send(0, [], AreGranted, B1)
     end.
 
 %% Whether a sender may be bypassing the lane now.

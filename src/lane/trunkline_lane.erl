@@ -553,7 +553,7 @@ fence(S) ->
 
 empty_batch(#lane{questions = Questions, batches = Batches} = S) ->
     AreGranted = trunkline_questions:are_granted(Questions),
-    left(0, S#lane{batches = trunkline_batches:fence(AreGranted, Batches)}).
+    S#lane{batches = trunkline_batches:fence(AreGranted, Batches)}.
 
 %% Everything that was sent before the fence has arrived.
 pass_fence(#lane{backlog = Backlog} = S) ->
@@ -676,10 +676,8 @@ is_anew(_) -> false.
 
 %% Reports what has gone past the lane.
 report(#lane{mode = {send, _}, questions = Questions, batches = Batches} = S) ->
-    case trunkline_batches:report(trunkline_questions:are_granted(Questions), Batches) of
-        {none, Batches1} -> S#lane{batches = Batches1};
-        {reported, Batches1} -> left(0, S#lane{batches = Batches1})
-    end;
+    AreGranted = trunkline_questions:are_granted(Questions),
+    S#lane{batches = trunkline_batches:report(AreGranted, Batches)};
 report(S) ->
     S.
 

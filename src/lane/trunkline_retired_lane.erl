@@ -41,10 +41,14 @@ loop(R) ->
     after ?QUIET -> proc_lib:hibernate(?MODULE, loop, [R])
     end.
 
-handle([_, Sender, {parcel, _, To} | Parcel], R) ->
-    sent(To, fun() -> trunkline_parcel:unpack_sent(Parcel) end, Sender, R);
-handle([_, Sender, To | Message], R) ->
-    sent(To, fun() -> Message end, Sender, R);
+handle([Place, Sender, {parcel, _, To} | Parcel], R) ->
+    handle([Place, Sender, To | trunkline_parcel:unpack_sent(Parcel)], R);
+handle([_, Sender, To | Message], #{node := Node, stats := Stats} = R) ->
+    _ = case trunkline_command:is_news(To) of
+            true -> pass_on(To, Message, Sender, R);
+            false -> trunkline_leftovers:dispose([To], lost_queued, Node, Stats)
+        end,
+    R;
 handle({[[alias | _] | {Caller, {Pid, Server}, Agent}], Reply}, R)
   when is_pid(Agent) ->
     ok = pass_on({reply, Caller, Pid}, Reply, Server, R),
@@ -84,13 +88,6 @@ handle(look, R) ->
     R;
 handle(Unexpected, R) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
-    R.
-
-sent(To, Message, Sender, #{node := Node, stats := Stats} = R) ->
-    _ = case trunkline_command:is_news(To) of
-            true -> pass_on(To, Message(), Sender, R);
-            false -> trunkline_leftovers:dispose([To], lost_queued, Node, Stats)
-        end,
     R.
 
 %% If there are new lanes by now, it takes the lane of that sender's messages. (A very large reply
