@@ -136,14 +136,9 @@ may come later.
 -spec server_call(node(), Name :: atom(), ReplyWrapper :: term(), term()) ->
           Reply :: term() | {error, nodedown}.
 server_call(Node, Name, ReplyWrapper, Message) when is_atom(Node), is_atom(Name) ->
-    {_, Ref} = monitored(Node, Name),
-    _ = say({Name, Node}, {self(), Message}),
-    receive
-        {'DOWN', Ref, _, _, _} ->
-            {error, nodedown};
-        {ReplyWrapper, Node, Reply} ->
-            true = trunkline:demonitor(Ref, [flush]),
-            Reply
+    case answer(ReplyWrapper, ask(Node, Name, Message)) of
+        {reply, Reply} -> Reply;
+        {bad, Node} -> {error, nodedown}
     end.
 
 -doc "
@@ -186,10 +181,8 @@ abcast
 ".
 -doc #{since => <<"1.0.0">>}.
 -spec abcast([node()], Name :: atom(), term()) -> abcast.
-abcast([Node | Nodes], Name, Message) ->
-    _ = say({Name, Node}, Message),
-    abcast(Nodes, Name, Message);
-abcast([], _, _) ->
+abcast(Nodes, Name, Message) ->
+    lists:foreach(fun(Node) -> say({Name, Node}, Message) end, Nodes),
     abcast.
 
 -doc "
@@ -219,7 +212,7 @@ no process has the name.
 -doc #{since => <<"1.0.0">>}.
 -spec sbcast([node()], Name :: atom(), term()) -> {Good :: [node()], Bad :: [node()]}.
 sbcast(Nodes, Name, Message) ->
-    answers(?REX, ask(Nodes, ?REX, {sbcast, Name, Message}, [])).
+    ask_all(Nodes, ?REX, {sbcast, Name, Message}).
 
 -doc "
 Executes a function at this node and at all connected nodes. See `eval_everywhere/4`.
@@ -275,7 +268,7 @@ Node, Reply}` of each, as `rpc:multi_server_call/3` does. The result is `{Replie
 -spec multi_server_call([node()], Name :: atom(), term()) ->
           {Replies :: [term()], BadNodes :: [node()]}.
 multi_server_call(Nodes, Name, Message) when is_list(Nodes), is_atom(Name) ->
-    answers(Name, ask(Nodes, Name, Message, [])).
+    ask_all(Nodes, Name, Message).
 
 -doc "
 Executes a function at this node and at all connected nodes. It waits without a limit in time. See
@@ -506,41 +499,39 @@ say(To, Message) ->
     catch error:_ -> Message
     end.
 
-%% Asks the nodes, and returns them with their monitors, in reverse order. Elements that are not
-%% nodes are skipped.
-ask([Node | Nodes], Name, Message, Asked) when is_atom(Node) ->
-    Monitored = monitored(Node, Name),
-    _ = say({Name, Node}, {self(), Message}),
-    ask(Nodes, Name, Message, [Monitored | Asked]);
-ask([_ | Nodes], Name, Message, Asked) ->
-    ask(Nodes, Name, Message, Asked);
-ask([], _, _, Asked) ->
-    Asked.
+%% All nodes are asked before the first answer is waited for. Elements that are not nodes are
+%% skipped.
+ask_all(Nodes, Name, Message) ->
+    Asked = lists:filtermap(fun(Node) when is_atom(Node) -> {true, ask(Node, Name, Message)};
+                               (_) -> false
+                            end, Nodes),
+    Answers = [answer(Name, Each) || Each <- Asked],
+    {[Reply || {reply, Reply} <- Answers], [Node || {bad, Node} <- Answers]}.
 
-monitored(Node, _) when node() =:= nonode@nohost, Node =/= nonode@nohost ->
+%% Returns the node and the monitor of the process that was asked there.
+ask(Node, Name, Message) ->
+    Ref = monitor_at(Node, Name),
+    _ = say({Name, Node}, {self(), Message}),
+    {Node, Ref}.
+
+monitor_at(Node, _) when node() =:= nonode@nohost, Node =/= nonode@nohost ->
     Ref = make_ref(),
     self() ! {'DOWN', Ref, process, Node, noconnection},
-    {Node, Ref};
-monitored(Node, Name) ->
-    {Node, trunkline:monitor(process, {Name, Node})}.
+    Ref;
+monitor_at(Node, Name) ->
+    trunkline:monitor(process, {Name, Node}).
 
-answers(Name, Asked) ->
-    answers(Name, Asked, [], []).
-
-answers(Name, [{Node, Ref} | Asked], Bad, Replies) ->
+answer(Name, {Node, Ref}) ->
     receive
         {'DOWN', Ref, _, _, _} ->
-            answers(Name, Asked, [Node | Bad], Replies);
-        %% The answer of rex to sbcast.
-        {?REX, Node, {nonexisting_name, _}} ->
-            true = trunkline:demonitor(Ref, [flush]),
-            answers(Name, Asked, [Node | Bad], Replies);
+            {bad, Node};
         {Name, Node, Reply} ->
             true = trunkline:demonitor(Ref, [flush]),
-            answers(Name, Asked, Bad, [Reply | Replies])
-    end;
-answers(_, [], Bad, Replies) ->
-    {Replies, Bad}.
+            case {Name, Reply} of
+                {?REX, {nonexisting_name, _}} -> {bad, Node};        % the answer to sbcast
+                _ -> {reply, Reply}
+            end
+    end.
 
 each(M, F, ExtraArgs, [Element | List]) ->
     [{M, F, [Element | ExtraArgs]} | each(M, F, ExtraArgs, List)];
