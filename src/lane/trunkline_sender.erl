@@ -340,7 +340,10 @@ count_fallbacks() ->
         _ -> ok
     end.
 
+%% (What goes to a process of this node has no lane in any case.)
 -spec fallback(node()) -> ok.
+fallback(Node) when Node =:= node() ->
+    ok;
 fallback(Node) ->
     case trunkline_route:lookup(Node) of
         #route{stats = Stats} ->

@@ -42,7 +42,7 @@ The error is `{erpc, badarg}` for an argument that is not right, in every functi
 
 -export_type([request_id/0, request_id_collection/0, timeout_time/0, options/0, outcome/0]).
 
--dialyzer({no_improper_lists, [bypass/3, delivered/1, spawned/4, await/2, known/2]}).
+-dialyzer({no_improper_lists, [bypass/3, delivered/1, spawned/4, known/2]}).
 %% These look into erpc's own ids for the reference.
 -dialyzer({no_opaque,
            [bypass/3, spawned/4, receive_response/1, receive_response/2, wait_response/1,
@@ -233,25 +233,20 @@ timeout}}`. No node is asked late because of one before it in the list.
 -doc #{since => <<"0.5.0">>}.
 -spec multicall([node()], module(), Function :: atom(), Args :: [term()],
                 timeout_time() | options()) -> [outcome()].
-multicall(Nodes, M, F, A, Timeout) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
-    case lists:all(fun is_atom/1, Nodes) of
-        true ->
-            collect(Nodes, {M, F, A}, ?NAMED([Nodes, M, F, A, Timeout], call_deadline(Timeout)));
-        false -> ?BAD([Nodes, M, F, A, Timeout])
-    end;
 multicall(Nodes, M, F, A, Timeout) ->
-    ?BAD([Nodes, M, F, A, Timeout]).
+    is_multicall(Nodes, M, F, A) orelse ?BAD([Nodes, M, F, A, Timeout]),
+    collect(Nodes, {M, F, A}, ?NAMED([Nodes, M, F, A, Timeout], call_deadline(Timeout))).
 
 -spec collect([node()], mfargs(), trunkline_deadline:deadline()) -> [outcome()].
 collect(Nodes, MFA, Deadline) ->
-    trunkline_gather:each(Nodes, MFA, Deadline, fun watch/2,
+    trunkline_gather:each(Nodes, MFA, Deadline, fun trunkline_call:watch/2,
                           fun(Way, Node, Patience, Others) ->
                                   ask(Way, Node, Patience, Others, MFA, Deadline)
                           end).
 
 %% For trunkline_gather: the function that makes the reference must also wait for it.
 ask(direct, Node, _, Others, MFA, Deadline) ->
-    ok = fallback(Node),
+    ok = trunkline_sender:fallback(Node),
     spawned(Node, MFA, Others, Deadline);
 ask(Inlet, Node, Patience, Others, MFA, Deadline) when is_pid(Inlet) ->
     Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
@@ -357,7 +352,7 @@ cast(Node, M, F, A) ->
     ?BAD([Node, M, F, A]).
 
 cast_plain(Node, M, F, A) ->
-    ok = fallback(Node),
+    ok = trunkline_sender:fallback(Node),
     erpc:cast(Node, M, F, A).
 
 -doc "
@@ -383,20 +378,14 @@ ok
 ".
 -doc #{since => <<"0.5.0">>}.
 -spec multicast([node()], module(), Function :: atom(), Args :: [term()]) -> ok.
-multicast(Nodes, M, F, A) when length(Nodes) >= 0, ?IS_CALL(node(), M, F, A) ->
-    case lists:all(fun is_atom/1, Nodes) of
-        true ->
-            %% This does not wait for sessions: the lanes keep what comes.
-            _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun(_, _) -> lane end,
-                                      fun(Way, Node, Patience, Others) ->
-                                              tell(Way, Node, Patience, Others, {M, F, A})
-                                      end),
-            ok;
-        false ->
-            ?BAD([Nodes, M, F, A])
-    end;
 multicast(Nodes, M, F, A) ->
-    ?BAD([Nodes, M, F, A]).
+    is_multicall(Nodes, M, F, A) orelse ?BAD([Nodes, M, F, A]),
+    %% This does not wait for sessions: the lanes keep what comes.
+    _ = trunkline_gather:each(Nodes, {M, F, A}, infinity, fun(_, _) -> lane end,
+                              fun(Way, Node, Patience, Others) ->
+                                      tell(Way, Node, Patience, Others, {M, F, A})
+                              end),
+    ok.
 
 tell(direct, Node, _, Others, {M, F, A}) ->
     {cast_plain(Node, M, F, A), Others()};
@@ -467,8 +456,6 @@ send_request(Node, M, F, A, Label, Collection) when ?IS_CALL(Node, M, F, A), is_
 send_request(Node, M, F, A, Label, Collection) ->
     ?BAD([Node, M, F, A, Label, Collection]).
 
-request(Node, M, F, A) when Node =:= node() ->
-    erpc:send_request(Node, M, F, A);
 request(Node, M, F, A) ->
     Command = fun(Ref) ->
                       case trunkline_peers:can(Node, turn) of
@@ -480,7 +467,7 @@ request(Node, M, F, A) ->
         {ok, Ref} ->
             {Ref, lane};
         direct ->
-            ok = fallback(Node),
+            ok = trunkline_sender:fallback(Node),
             erpc:send_request(Node, M, F, A);
         unreachable ->
             {trunkline_call:failed(self(), noconnection), lane}
@@ -496,8 +483,7 @@ Waits for the result of a request without a limit in time. See `receive_response
 ".
 -doc #{since => <<"0.5.0">>}.
 -spec receive_response(request_id()) -> term().
-receive_response(Id) when ?IS_BY_LANE(Id) -> receive_response(Id, infinity);
-receive_response(Id) -> ?NAMED([Id], erpc:receive_response(Id)).
+receive_response(Id) -> ?NAMED([Id], receive_response(Id, infinity)).
 
 -doc "
 Waits for the result of a request for up to `Timeout` milliseconds, as `erpc:receive_response/2`
@@ -515,7 +501,7 @@ receive_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     ?NAMED([Id, Timeout],
            value(case await(Id, trunkline_deadline:left(deadline(Timeout))) of
                      timeout -> abandon(Id);
-                     Message -> outcome(Message, Id)
+                     {Message, _} -> outcome(Message, Id)
                  end));
 receive_response(Id, Timeout) ->
     ?NAMED([Id, Timeout], erpc:receive_response(Id, Timeout)).
@@ -556,8 +542,7 @@ Whether the result of a request has arrived: `{response, Result}` or `no_respons
 ".
 -doc #{since => <<"0.5.0">>}.
 -spec wait_response(request_id()) -> {response, Result :: term()} | no_response.
-wait_response(Id) when ?IS_BY_LANE(Id) -> wait_response(Id, 0);
-wait_response(Id) -> ?NAMED([Id], erpc:wait_response(Id)).
+wait_response(Id) -> ?NAMED([Id], wait_response(Id, 0)).
 
 -doc "
 Waits for the result of a request for up to `Timeout` milliseconds, as `erpc:wait_response/2` does.
@@ -574,7 +559,7 @@ exception is raised as by `call/5`.
 wait_response(Id, Timeout) when ?IS_BY_LANE(Id) ->
     case await(Id, trunkline_deadline:left(?NAMED([Id, Timeout], deadline(Timeout)))) of
         timeout -> no_response;
-        Message -> {response, value(outcome(Message, Id))}
+        {Message, _} -> {response, value(outcome(Message, Id))}
     end;
 wait_response(Id, Timeout) ->
     ?NAMED([Id, Timeout], erpc:wait_response(Id, Timeout)).
@@ -711,13 +696,7 @@ reference(_) -> badarg().
 
 %% --- outcomes -----------------------------------------------------------------
 
-await({Ref, lane}, Timeout) ->
-    receive
-        {[alias | Ref], _} = Message -> Message;
-        {'DOWN', Ref, process, _, _} = Message -> Message
-    after Timeout ->
-            timeout
-    end.
+await({Ref, lane} = Id, Timeout) -> trunkline_reqids:wait(#{Ref => Id}, Timeout).
 
 -spec outcome(Message :: term(), request_id()) -> outcome().
 outcome({[alias | _], Outcome}, {_, lane}) ->
@@ -745,7 +724,7 @@ abandon({Ref, lane} = Id) ->
     case await(Id, 0) of
         timeout when IsAwaited -> {error, {erpc, timeout}};
         timeout -> {error, {erpc, badarg}};
-        Message -> outcome(Message, Id)
+        {Message, _} -> outcome(Message, Id)
     end;
 abandon(Id) ->
     caught(fun() -> erpc:receive_response(Id, 0) end).
@@ -769,12 +748,8 @@ of_collection({Message, Ref}, Collection, Delete, Wrap) ->
 
 %% --- helpers ------------------------------------------------------------------
 
-%% The inlet to monitor while a function is executed at that node.
-watch(Node, _) when Node =:= node() -> direct;
-watch(Node, Deadline) -> trunkline_call:watch(Node, Deadline).
-
-fallback(Node) when Node =:= node() -> ok;
-fallback(Node) -> trunkline_sender:fallback(Node).
+is_multicall(Nodes, M, F, A) ->
+    trunkline_errors:are_nodes(Nodes) andalso is_atom(M) andalso is_atom(F) andalso is_list(A).
 
 -spec deadline(timeout_time()) -> trunkline_deadline:deadline().
 deadline(Timeout) ->

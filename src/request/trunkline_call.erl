@@ -206,7 +206,7 @@ send_plain(Process, Ref, Label, Request) ->
 -spec submit(direct | pid(), reference(), node(), Name :: atom(), Request :: term(), patience()) ->
           {ok, request_id()} | direct | unreachable | nosuspend | timeout.
 submit(direct, Ref, Node, Name, Request, _) ->
-    Node =:= node() orelse trunkline_sender:fallback(Node),
+    ok = trunkline_sender:fallback(Node),
     ok = send_plain({Name, Node}, Ref, '$gen_call', Request),
     ok = trunkline_in_turn:sent_direct(Node),
     {ok, Ref};
