@@ -1,10 +1,9 @@
 %% A directory of adopted modules, which a build makes, and updates when something has changed.
 %%
 %% A module is transformed again only if its file, Trunkline's transform or OTP has changed. The
-%% directory has a file that says what each module was made from. Only modules that the file names
-%% are ever removed, when they are not needed any more: the module in the code path is as good, or
-%% is gone. (A module that was left behind would hide the next release of its application.) If the
-%% file cannot be read, adopted modules are recognized by their attribute.
+%% directory has a file that says what each module was made from. Only adopted modules, which have an
+%% attribute, are ever removed, when they are not needed any more: the module in the code path is as
+%% good, or is gone. (A module that was left behind would hide the next release of its application.)
 %%
 %% The directory may itself be in the code path, under any name, for instance in a shell that
 %% compiles a project again. The same is true for the directories of the other applications of an
@@ -58,16 +57,16 @@ without_adopted(Do) ->
 is_adopted(Dir) -> filelib:is_regular(filename:join(Dir, ?SOURCES)).
 
 update(Names, Dir) ->
-    {Version, Before} = sources(Dir),
-    IsVersion = Version =:= version(),
-    Known = maps:from_list([{Module, Source} || {Module, _, _} = Source <- Before, IsVersion]),
+    Before = sources(Dir),
+    Known = maps:from_list([{Module, Source} || {Module, _, _} = Source <- Before]),
     Modules = trunkline_beams:modules(Names),
     Outcomes = trunkline_beams:each(fun(M) -> update(M, maps:get(M, Known, none), Dir) end,
                                     Modules),
     Sources = [Source || {_, {_, _, _} = Source} <- Outcomes],
     case [Why || {error, {file, Why}} <- Outcomes]
-        ++ remove(written(Before) -- written(Sources), Dir)
-        ++ [Why || not IsVersion orelse Sources =/= Before, {error, Why} <- [save(Sources, Dir)]]
+        ++ [Why || Module <- adopted(Dir) -- written(Sources),
+                   {error, Why} <- [file:delete(file(Module, Dir))]]
+        ++ [Why || Sources =/= Before, {error, Why} <- [save(Sources, Dir)]]
     of
         [] ->
             {ok, #{written => written(Sources),
@@ -117,46 +116,31 @@ make(Module, From, Dir) ->
 
 file(Module, Dir) -> filename:join(Dir, atom_to_list(Module) ++ ".beam").
 
-remove(Modules, Dir) ->
-    [Why || Module <- Modules, {error, Why} <- [file:delete(file(Module, Dir))], Why =/= enoent].
-
 %% --- sources of the modules ---------------------------------------------------------
 
 %% With another release of the transform or the compiler, the adopted modules may be different.
 version() ->
     {erlang:system_info(otp_release), erlang:system_info(version),
-     [Module:module_info(md5) || Module <- [trunkline_transform, trunkline_beams]]}.
+     [Module:module_info(md5) || Module <- [trunkline_transform, trunkline_beams, trunkline_gen,
+                                            trunkline_gen_server, trunkline_gen_statem,
+                                            trunkline_gen_event, trunkline_erpc, trunkline_rpc]]}.
 
-%% If the file cannot be read, all modules are made again.
+%% If the file cannot be read, or is of another release, all modules are made again.
 sources(Dir) ->
+    Version = version(),
     case file:consult(filename:join(Dir, ?SOURCES)) of
-        {ok, [{Version, Sources}]} when is_list(Sources) ->
-            case lists:all(fun is_source/1, Sources) of
-                true -> {Version, Sources};
-                false -> {none, marked(Dir)}
-            end;
-        _ ->
-            {none, marked(Dir)}
+        {ok, [{Version, Sources}]} -> Sources;
+        _ -> []
     end.
 
-is_source({Module, From, Made}) ->
-    is_atom(Module) andalso is_binary(From) andalso (is_binary(Made) orelse Made =:= unchanged);
-is_source(_) ->
-    false.
-
-%% The adopted modules that are there. What they were made from is not known.
-marked(Dir) ->
-    case file:list_dir(Dir) of
-        {ok, Files} ->
-            [{Module, <<>>, <<>>}
-             || File <- Files, filename:extension(File) =:= ".beam",
-                {ok, Beam} <- [file:read_file(filename:join(Dir, File))],
-                {ok, {Module, [{attributes, Attributes}]}} <- [beam_lib:chunks(Beam, [attributes])],
-                lists:keymember(trunkline_adopted, 1, Attributes),
-                File =:= atom_to_list(Module) ++ ".beam"];
-        {error, _} ->
-            []
-    end.
+%% The adopted modules that are there.
+adopted(Dir) ->
+    {ok, Files} = file:list_dir(Dir),
+    [Module || File <- Files, filename:extension(File) =:= ".beam",
+               {ok, Beam} <- [file:read_file(filename:join(Dir, File))],
+               {ok, {Module, [{attributes, Attributes}]}} <- [beam_lib:chunks(Beam, [attributes])],
+               lists:keymember(trunkline_adopted, 1, Attributes),
+               File =:= atom_to_list(Module) ++ ".beam"].
 
 save(Sources, Dir) ->
     Text = io_lib:format("%% What trunkline_adopt:write/2 has made here, and from what.~n~tp.~n",
