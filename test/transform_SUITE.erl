@@ -278,13 +278,12 @@ warnings(Config) ->
 line({Line, _}) -> Line;
 line(Line) -> Line.
 
-kind(Warning) when is_tuple(Warning) -> element(1, Warning);
-kind(Warning) -> Warning.
+kind(Warning) -> element(1, Warning).
 
 %% As the comments in the source say.
 expected(Source) ->
     {ok, Text} = file:read_file(Source),
-    Comment = "% (order|left|unknown_arguments|unknown_function|options_of_monitor)$",
+    Comment = "% (order|left|unknown_arguments|unknown_function)$",
     lists:append([case re:run(Line, Comment, [{capture, [1], list}]) of
                       {match, [Kind]} -> [{N, list_to_atom(Kind)}];
                       nomatch -> []
@@ -303,9 +302,8 @@ silence(Config) ->
     ?assertEqual(1, length(All) - length(Most)),
     %% Of what they call.
     Rest = [Warning || {_, Warning} <- All,
-                       not is_tuple(Warning)
-                           orelse not lists:member(element(2, Warning),
-                                                   [{sys, suspend, 1}, {gen_server, stop, 1}])],
+                       not lists:member(element(2, Warning),
+                                        [{sys, suspend, 1}, {gen_server, stop, 1}])],
     {_, _, Others} = compile(Source, doubts,
                              [{nowarn_trunkline_transform,
                                [{sys, suspend, 1}, {gen_server, stop, 1}]}

@@ -203,7 +203,7 @@ look(Module, Forms, New, Calls, Warnings) ->
       by_lane => [{Module, Line, Stock} || {Line, MFA} <- Calls,
                                            Stock <- trunkline_transform:stock(MFA)],
       by_distribution =>
-          [{{Module, line(Location), what(Warning)},
+          [{{Module, line(Location), element(2, Warning)},
             lists:flatten(trunkline_transform:format_error(Warning))}
            || {Location, _, Warning} <- Warnings]
           ++ [{{Module, Line, MFA}, "a task, its link and its end must keep their order"}
@@ -386,12 +386,6 @@ calls(_, Found) -> Found.
 line({Line, _}) -> Line;
 line(Line) when is_integer(Line) -> Line;
 line(none) -> 0.
-
-what({left, MFA, _}) -> MFA;
-what({order, MFA}) -> MFA;
-what(options_of_monitor) -> {erlang, monitor, 3};
-what({unknown_arguments, M, F}) -> {M, F, 0};
-what({unknown_function, M}) -> {M, '_', 0}.
 
 %% --- in parallel ---------------------------------------------------------------------
 

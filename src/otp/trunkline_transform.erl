@@ -36,8 +36,9 @@ the same process cannot be seen.
 
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
 -type option() :: term().
--type warning() :: {order, mfa()} | {left, mfa(), meaning()} | options_of_monitor
-                 | {unknown_arguments, module(), Function :: atom()} | {unknown_function, module()}.
+%% A function that is not known is `_', and an arity 0.
+-type warning() :: {order | unknown_arguments | unknown_function, mfa()}
+                 | {left, mfa(), meaning()}.
 %% What may come out of order because it goes by the distribution.
 -type meaning() :: message | link | down | nodedown | start | halt.
 -type problem() :: {erl_anno:location() | none, module(), warning() | {bad_option, term()}}.
@@ -48,35 +49,25 @@ the same process cannot be seen.
                warnings = [] :: [problem()]}).
 -type by() :: lane | distribution.
 
+%% What is transformed: the class, OTP's module, and Trunkline's, of which all functions take the
+%% place of OTP's that have the same name, or only these.
 table() ->
-    RequestIds = [{reqids_add, [3]}, {reqids_new, [0]}, {reqids_size, [1]}, {reqids_to_list, [1]}],
-    [{send, erlang, trunkline, [{send, [2, 3]}]},
-     {monitor, erlang, trunkline, [{monitor, [2]}, {demonitor, [1, 2]}]},
-     {exit, erlang, trunkline, [{exit, [2]}]},
-     {gen, gen, trunkline_gen,
-      [{call, [3, 4]}, {send_request, [3, 5]}, {wait_response, [2, 3]}, {receive_response, [2, 3]},
-       {check_response, [2, 3]} | RequestIds]},
-     {gen_server, gen_server, trunkline_gen_server,
-      [{call, [2, 3]}, {cast, [2]}, {multi_call, [2, 3, 4]}, {abcast, [2, 3]},
-       {send_request, [2, 4]}, {wait_response, [2, 3]}, {receive_response, [2, 3]},
-       {check_response, [2, 3]} | RequestIds]},
-     {gen_statem, gen_statem, trunkline_gen_statem,
-      [{call, [2, 3]}, {cast, [2]}, {send_request, [2, 4]}, {wait_response, [1, 2, 3]},
-       {receive_response, [1, 2, 3]}, {check_response, [2, 3]} | RequestIds]},
-     {gen_event, gen_event, trunkline_gen_event,
-      [{notify, [2]}, {sync_notify, [2]}, {call, [3, 4]}, {send_request, [3, 5]},
-       {wait_response, [2, 3]}, {receive_response, [2, 3]}, {check_response, [2, 3]},
-       {add_handler, [3]}, {delete_handler, [3]}, {swap_handler, [3]}, {which_handlers, [1]}
-       | RequestIds]},
-     {erpc, erpc, trunkline_erpc,
-      [{call, [2, 3, 4, 5]}, {cast, [2, 4]}, {multicall, [2, 3, 4, 5]}, {multicast, [2, 4]},
-       {send_request, [2, 4, 6]}, {wait_response, [1, 2, 3]}, {receive_response, [1, 2, 3]},
-       {check_response, [2, 3]} | RequestIds]},
-     {rpc, rpc, trunkline_rpc,
-      [{call, [4, 5]}, {block_call, [4, 5]}, {server_call, [4]}, {cast, [4]}, {abcast, [2, 3]},
-       {sbcast, [2, 3]}, {eval_everywhere, [3, 4]}, {multi_server_call, [2, 3]},
-       {multicall, [3, 4, 5]}, {async_call, [4]}, {yield, [1]}, {nb_yield, [1, 2]},
-       {parallel_eval, [1]}, {pmap, [3]}, {pinfo, [1, 2]}]}].
+    [{send, erlang, trunkline, [{send, 2}, {send, 3}]},
+     {monitor, erlang, trunkline, [{monitor, 2}, {demonitor, 1}, {demonitor, 2}]},
+     {exit, erlang, trunkline, [{exit, 2}]},
+     {gen, gen, trunkline_gen, all},
+     {gen_server, gen_server, trunkline_gen_server, all},
+     {gen_statem, gen_statem, trunkline_gen_statem, all},
+     {gen_event, gen_event, trunkline_gen_event, all},
+     {erpc, erpc, trunkline_erpc, all},
+     {rpc, rpc, trunkline_rpc, all}].
+
+%% The link between a manager and a caller is OTP's own, so the functions that make it stay OTP's.
+functions({_, _, By, all}) ->
+    By:module_info(exports) -- [{module_info, 0}, {module_info, 1},
+                                {add_sup_handler, 3}, {swap_sup_handler, 3}];
+functions({_, _, _, Functions}) ->
+    Functions.
 
 -doc "
 The function of OTP in place of which the transform puts this one; an empty list if it puts it in
@@ -89,9 +80,9 @@ for none.
 ".
 -doc #{since => <<"1.0.0">>}.
 -spec stock(mfa()) -> [mfa()].
-stock({Module, Function, Arity} = MFA) ->
-    [{Stock, Function, Arity}
-     || {_, Stock, By, Functions} <- table(), By =:= Module, is_among(MFA, Functions)].
+stock({Module, Function, Arity}) ->
+    [{Stock, Function, Arity} || {_, Stock, By, _} = Row <- table(), By =:= Module,
+                                 lists:member({Function, Arity}, functions(Row))].
 
 %% Functions that are not transformed, and that send something to a process or a node, possibly a
 %% remote one: which argument is the destination, and what that means for the order. The transform
@@ -100,6 +91,7 @@ stock({Module, Function, Arity} = MFA) ->
 left() ->
     [{erlang, message, 1, [{send_nosuspend, [2, 3]}, {exit, [3]}]},
      {erlang, message, 2, [{group_leader, [2]}]},
+     {erlang, down, 2, [{monitor, [3]}]},
      {erlang, link, 1, [{link, [1, 2]}, {spawn_link, [2, 4]}]},
      {erlang, down, 1, [{spawn_monitor, [2, 4]}]},
      {erlang, start, 1, [{spawn, [2, 4]}, {spawn_opt, [3, 5]}, {spawn_request, [2, 3, 4, 5]}]},
@@ -131,9 +123,10 @@ left() ->
      {timer, message, 2,
       [{send_after, [3]}, {send_interval, [3]}, {exit_after, [3]}, {kill_after, [2]}]}].
 
-left({Module, _, _} = MFA) ->
+left({Module, Function, Arity}) ->
     case [{Meaning, Argument} || {M, Meaning, Argument, Functions} <- left(), M =:= Module,
-                                 is_among(MFA, Functions)] of
+                                 {F, Arities} <- Functions, F =:= Function,
+                                 lists:member(Arity, Arities)] of
         [Left] -> Left;
         [] -> none
     end;
@@ -230,8 +223,7 @@ is_code({attribute, _, Kind, _}) ->
 is_code(_) -> false.
 
 is_silent(Form, {_, _, Warning}, Options) ->
-    Of = [{element(3, Form), element(4, Form)}
-          | [element(2, Warning) || is_tuple(Warning), is_tuple(element(2, Warning))]],
+    Of = [{element(3, Form), element(4, Form)}, element(2, Warning)],
     lists:member(nowarn_trunkline_transform, Options)
         orelse lists:any(fun({nowarn_trunkline_transform, Names}) ->
                                  Of -- lists:flatten([Names]) =/= Of;
@@ -266,7 +258,8 @@ rewrite({call, Anno, Callee, Args} = Tree, Scope, Seen) ->
         {{erlang, apply, 3}, [{atom, _, Module}, {atom, _, Function}, List]} ->
             applied(Tree, Anno, Module, Function, List, Scope, Seen);
         {{Module, unknown}, _} ->
-            {Tree, warn_if(is_transformed(Module, Scope), Anno, {unknown_function, Module}, Seen)};
+            {Tree, warn_if(is_transformed(Module, Scope), Anno,
+                           {unknown_function, {Module, '_', 0}}, Seen)};
         {MFA, _} ->
             call(Tree, Anno, MFA, Args, Scope, Seen)
     end;
@@ -288,8 +281,6 @@ rewrite(Tree, _, Seen) ->
 
 call(Tree, Anno, {erlang, '!', 2}, Args, Scope, Seen) ->
     call(Tree, Anno, {erlang, send, 2}, Args, Scope, Seen);
-call(Tree, Anno, {erlang, monitor, 3}, _, Scope, Seen) ->
-    {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
 %% A process that sends to itself needs no lane, and must not wait for room in its own inbox.
 call(Tree, Anno, {erlang, Function, _} = MFA, [To | _] = Args, Scope, Seen)
   when Function =:= send; Function =:= exit ->
@@ -369,10 +360,10 @@ is_here(Argument, _, Args, Scope) ->
 applied(Tree, Anno, Module, Function, List, Scope, Seen) ->
     case elements(List) of
         unknown ->
-            Known =
-                lists:append([Functions || {_, M, _, Functions} <- selected(Scope), M =:= Module]),
-            {Tree, warn_if(lists:keymember(Function, 1, Known), Anno,
-                           {unknown_arguments, Module, Function}, Seen)};
+            Known = [F || {_, M, _, _} = Row <- selected(Scope), M =:= Module,
+                          {F, _} <- functions(Row)],
+            {Tree, warn_if(lists:member(Function, Known), Anno,
+                           {unknown_arguments, {Module, Function, 0}}, Seen)};
         Args ->
             call(Tree, Anno, {Module, Function, length(Args)}, Args, Scope, Seen)
     end.
@@ -387,8 +378,6 @@ elements(_) -> unknown.
 
 reference(Tree, Anno, {erlang, '!', 2}, Scope, Seen) ->
     reference(Tree, Anno, {erlang, send, 2}, Scope, Seen);
-reference(Tree, Anno, {erlang, monitor, 3}, Scope, Seen) ->
-    {Tree, warn_if(is_selected(monitor, Scope), Anno, options_of_monitor, Seen)};
 reference(Tree, Anno, MFA, Scope, Seen) ->
     case target(MFA, Scope) of
         none ->
@@ -423,23 +412,17 @@ origin(Function, Arity, #{names := Names}) ->
             end
     end.
 
-target({Module, Function, Arity} = MFA, Scope) ->
-    case [Target || {_, M, Target, Functions} <- selected(Scope), M =:= Module,
-                    is_among(MFA, Functions)] of
+target({Module, Function, Arity}, Scope) ->
+    case [Target || {_, M, Target, _} = Row <- selected(Scope), M =:= Module,
+                    lists:member({Function, Arity}, functions(Row))] of
         [Target] -> {Target, Function, Arity};
         [] -> none
     end;
 target(unknown, _) ->
     none.
 
-%% Functions has the arities of each name.
-is_among({_, Function, Arity}, Functions) ->
-    lists:any(fun({F, Arities}) -> F =:= Function andalso lists:member(Arity, Arities) end,
-              Functions).
-
 selected(#{classes := Classes}) ->
     [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
-is_selected(Class, #{classes := Classes}) -> lists:member(Class, Classes).
 is_any_selected(#{classes := Classes}) -> Classes =/= [].
 %% Whether all requests of that module are transformed.
 is_transformed(Module, Scope) ->
@@ -508,13 +491,11 @@ format_error({order, {M, F, A}}) ->
      "one by Trunkline, one by the distribution: their order is not defined"];
 format_error({left, {M, F, A}, Meaning}) ->
     [io_lib:format("~w:~tw/~w is not transformed: ", [M, F, A]), meaning(Meaning)];
-format_error({unknown_arguments, M, F}) ->
+format_error({unknown_arguments, {M, F, _}}) ->
     io_lib:format("apply of ~w:~tw with arguments that are not listed here: not transformed",
                   [M, F]);
-format_error({unknown_function, M}) ->
+format_error({unknown_function, {M, _, _}}) ->
     io_lib:format("call of a function of ~w that is not named here: not transformed", [M]);
-format_error(options_of_monitor) ->
-    "monitor/3 is not transformed: its 'DOWN' has no order against messages by Trunkline";
 format_error({bad_option, Bad}) ->
     io_lib:format("option trunkline_transform: there is no class ~0tp; the classes are ~ts",
                   [Bad, lists:join(", ", [atom_to_list(Class) || Class <- all()])]).

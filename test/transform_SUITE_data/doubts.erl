@@ -73,8 +73,8 @@ monitors(Pid, What) ->
     monitor(port, Pid),
     erlang:monitor(time_offset, clock_service),
     monitor(What, Pid),
-    monitor(process, Pid, [{tag, x}]),          % options_of_monitor
-    fun monitor/3.                              % options_of_monitor
+    monitor(process, Pid, [{tag, x}]),          % left
+    fun monitor/3.                              % left
 
 %% Nothing goes anywhere.
 local(Pid) ->
