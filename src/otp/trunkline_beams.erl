@@ -258,61 +258,39 @@ md5(Beam) ->
 %% this module alone.)
 with_forms(Module, Do) ->
     try
-        case forms(Module) of
-            {ok, File, Beam, Forms} -> Do(Module, File, Beam, Forms);
-            {error, _} = Error -> Error
+        case code:get_object_code(Module) of
+            {Module, Beam, File} ->
+                case beam_lib:chunks(Beam, [abstract_code]) of
+                    {ok, {_, [{abstract_code, {raw_abstract_v1, Forms}}]}} ->
+                        Do(Module, File, Beam, Forms);
+                    _ ->
+                        {error, no_debug_info}     % or it is of a language that is not installed
+                end;
+            error ->
+                {error, no_file}
         end
     catch
         _:Reason -> {error, {not_compiled, Reason}}
     end.
 
-forms(Module) ->
-    case code:get_object_code(Module) of
-        {Module, Beam, File} ->
-            case beam_lib:chunks(Beam, [debug_info]) of
-                {ok, {_, [{debug_info, {debug_info_v1, Backend, Data}}]}} ->
-                    forms(Module, File, Beam, Backend, Data);
-                _ ->
-                    {error, no_debug_info}
-            end;
-        error ->
-            {error, no_file}
-    end.
-
-forms(Module, File, Beam, Backend, Data) ->
-    try Backend:debug_info(erlang_v1, Module, Data, []) of
-        {ok, Forms} -> {ok, File, Beam, Forms};
-        {error, _} -> {error, no_debug_info}
-    catch
-        error:undef -> {error, no_debug_info}          % of a language that is not installed
-    end.
-
-%% Some forms have been through their own parse transforms already: these must not run twice.
+%% The forms are as they were, if nothing has changed but the options that plain/1 removes.
 transformed(Forms) ->
     [Module | _] = [M || {attribute, _, module, M} <- Forms],
     Options = [{trunkline_transform, []} || lists:member(Module, ?LEFT_ALONE)],
-    case trunkline_transform:parse_transform([plain(Form) || Form <- Forms], Options) of
-        {warning, New, Warnings} -> {restored(New, Forms), lists:append([W || {_, W} <- Warnings])};
-        New -> {restored(New, Forms), []}
-    end.
+    Plain = [plain(Form) || Form <- Forms],
+    {New, Warnings} = case trunkline_transform:parse_transform(Plain, Options) of
+                          {warning, Warned, Ws} -> {Warned, lists:append([W || {_, W} <- Ws])};
+                          Silent -> {Silent, []}
+                      end,
+    {if New =:= Plain -> Forms; true -> New end, Warnings}.
 
+%% Some forms have been through their own parse transforms already: these must not run twice. And
+%% the module's warnings concern only the project that it comes from.
 plain({attribute, Anno, compile, Options}) ->
-    {attribute, Anno, compile,
-     [O || O <- lists:flatten([Options]), not is_of_transform(O)]};
+    {attribute, Anno, compile, lists:foldl(fun proplists:delete/2, lists:flatten([Options]),
+                                           [parse_transform, warnings_as_errors])};
 plain(Form) ->
     Form.
-
-%% The module's warnings concern only the project that it comes from.
-is_of_transform({parse_transform, _}) -> true;
-is_of_transform(warnings_as_errors) -> true;
-is_of_transform(_) -> false.
-
-%% The forms as they were, if nothing has changed but the options that plain/1 has removed.
-restored(New, Forms) ->
-    case New =:= [plain(Form) || Form <- Forms] of
-        true -> Forms;
-        false -> New
-    end.
 
 compiled(Module, Old, File, Forms) ->
     Info = chunk(compile_info, Old),
