@@ -52,12 +52,12 @@ start_all(Start) ->
 %% Sends a question to a process, and waits for the answer, {Ref, Answer}. If none comes in time the
 %% process gets the second message. The calling process may have a long mailbox: the reference, an
 %% alias for one answer, is new, so that the runtime system need not search what was there before.
--spec ask(Where :: pid() | atom(), Question :: fun((reference()) -> term()),
+-spec ask(Where :: pid() | {Name :: atom(), node()}, Question :: fun((reference()) -> term()),
           GiveUp :: fun((reference()) -> term()), timeout()) ->
           {Answer :: term() | down | timeout, reference()}.
 ask(Where, Question, GiveUp, Timeout) ->
     Ref = monitor(process, Where, [{alias, reply_demonitor}]),
-    ok = tell(Where, Question(Ref)),
+    Where ! Question(Ref),
     receive
         {Ref, Answer} -> {Answer, Ref};
         {'DOWN', Ref, process, _, _} -> {down, Ref}
@@ -65,7 +65,7 @@ ask(Where, Question, GiveUp, Timeout) ->
             demonitor(Ref, [flush]),
             receive {Ref, Answer} -> {Answer, Ref}
             after 0 ->
-                    ok = tell(Where, GiveUp(Ref)),
+                    Where ! GiveUp(Ref),
                     {timeout, Ref}
             end
     end.
@@ -113,14 +113,6 @@ outcome({ok, {Pid, Ref}}, Deadline) ->
     end;
 outcome({error, system_limit} = Error, _) ->
     Error.
-
-%% If no process has that name any more, the monitor says so.
-tell(Where, Message) ->
-    try Where ! Message of
-        _ -> ok
-    catch
-        error:badarg -> ok
-    end.
 
 %% Sets the label under which observer and the shell show the calling process, since OTP 27.
 -spec label(term()) -> ok.

@@ -58,7 +58,7 @@
 %% --- for a sender -----------------------------------------------------------
 
 %% `down': the link has died. `timeout': the deadline has passed.
--spec wait(Where :: pid() | atom(), what(), trunkline_deadline:deadline()) ->
+-spec wait(Where :: pid() | {Name :: atom(), node()}, what(), trunkline_deadline:deadline()) ->
           answer() | timeout | down.
 wait(Where, {room, Level, Bytes, _} = What, Deadline) ->
     Since = erlang:monotonic_time(),

@@ -65,7 +65,7 @@ enter_gate(#row{gate = Gate, keeper = Keeper, source = Source, policy = Policy},
                     {Keeper, ['$inbox', Source, Charge | Message]};
                true ->
                     What = {room, Keeper, trunkline_gate:bytes(Charge), Ticket},
-                    case trunkline_room:wait(?INBOXES, What, infinity) of
+                    case trunkline_room:wait({?INBOXES, node()}, What, infinity) of
                         {again, Ticket1} ->
                             find_and_enter(Key, Message, Patience, Ticket1);
                         down ->
