@@ -1,9 +1,10 @@
 %% A directory of adopted modules, which a build makes, and updates when something has changed.
 %%
 %% A module is transformed again only if its file, Trunkline's transform or OTP has changed. The
-%% directory has a file that says what each module was made from. Only adopted modules, which have an
-%% attribute, are ever removed, when they are not needed any more: the module in the code path is as
-%% good, or is gone. (A module that was left behind would hide the next release of its application.)
+%% directory has a file that says what each module was made from. Only adopted modules, which have
+%% an attribute, are ever removed, when they are not needed any more: the module in the code path is
+%% as good, or is gone. (A module that was left behind would hide the next release of its
+%% application.)
 %%
 %% The directory may itself be in the code path, under any name, for instance in a shell that
 %% compiles a project again. The same is true for the directories of the other applications of an

@@ -382,12 +382,10 @@ reference(Tree, Anno, MFA, Scope, Seen) ->
     case target(MFA, Scope) of
         none ->
             case left(MFA) of
-                none ->
-                    {Tree, Seen};
-                {halt, _} ->
-                    {Tree, Seen};
-                {Meaning, _} ->
-                    {Tree, warn_if(is_any_selected(Scope), Anno, {left, MFA, Meaning}, Seen)}
+                {Meaning, _} when Meaning =/= halt ->
+                    {Tree, warn_if(is_any_selected(Scope), Anno, {left, MFA, Meaning}, Seen)};
+                _ ->
+                    {Tree, Seen}
             end;
         {Module, Function, Arity} ->
             {{'fun', Anno,
