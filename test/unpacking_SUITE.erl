@@ -157,7 +157,7 @@ drain(Timeout, #inlet{unpacking = U} = W) ->
             case trunkline_unpacking:is_opener(Opener, U) of
                 true ->
                     ok = trunkline_process:deliver(To, Message),
-                    news({delivered, Opener}, W);
+                    news({opener, Opener, delivered}, W);
                 false ->
                     drain(W)
             end;
