@@ -46,7 +46,7 @@ exceptions() ->
      {trunkline_opener, trunkline_exit},
      %% Large messages have to find their place in the lane.
      {trunkline_dock, trunkline_inlet},
-     %% A link says what kind of node it has greeted: one of 0.5.0 is told of all inboxes.
+     %% A link says what kind of node it has greeted: one of 0.5.0 is asked for its inboxes.
      {trunkline_link, trunkline_inboxes}].
 
 %% Where no line is longer than ?COLUMNS characters.

@@ -8,7 +8,7 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([start_patient/0, start_watching/1, downs/1]).
 -export([what_the_old_knows/1]).
--export([exchanged/1, lane_counts/1, inboxes/1, servers/1, old_stops/1, upgraded_one_by_one/1,
+-export([exchanged/1, lane_counts/1, inboxes/1, full_inboxes/1, servers/1, old_stops/1, upgraded_one_by_one/1,
          upgraded_in_place/1, new_takes_the_name_of_old/1, joined_and_left/1,
          kept_for_old_senders/1]).
 
@@ -16,7 +16,7 @@
 
 suite() -> [{timetrap, {minutes, 15}}].
 
-all() -> [what_the_old_knows, exchanged, lane_counts, inboxes, servers, old_stops,
+all() -> [what_the_old_knows, exchanged, lane_counts, inboxes, full_inboxes, servers, old_stops,
           upgraded_one_by_one, upgraded_in_place, new_takes_the_name_of_old, joined_and_left,
           kept_for_old_senders].
 
@@ -102,8 +102,11 @@ inboxes(Config) ->
               {ok, _} = cluster:call(B, mailroom, start, [{local, post}, #{}, #{messages => 5}]),
               To = {post, cluster:node_of(B)},
               %% Before it has heard of the inbox its senders would not wait, and what is too much
-              %% be dropped.
-              cluster:await(fun() -> cluster:call(A, ets, member, [trunkline_inboxes, To]) end),
+              %% be dropped. It hears of it from its first message, if not before.
+              cluster:await(fun() ->
+                                    hello = cluster:call(A, trunkline, send, [To, hello]),
+                                    cluster:call(A, ets, member, [trunkline_inboxes, To])
+                            end),
               ok = cluster:call(B, mailroom, hold, [post]),
               Senders = cluster:call(A, mailroom, senders, [To, [1, 2, 3, 4], 500, 100]),
               cluster:await(
@@ -122,6 +125,31 @@ inboxes(Config) ->
                                          Other -> Other
                                      end end),
               ?assertEqual(hello, cluster:call(A, trunkline, call, [To, {echo, hello}, ?DEADLINE]))
+      end, [{Old, New}, {New, Old}]),
+    cluster:stop_all([Old, New]).
+
+%% Callers hear that an inbox is full which rejects, and that it is not any more.
+full_inboxes(Config) ->
+    {Old, New} = pair(Config, [], []),
+    lists:foreach(
+      fun({A, B}) ->
+              To = {post, cluster:node_of(B)},
+              {ok, _} = cluster:call(B, mailroom, start,
+                                     [{local, post}, #{}, #{policy => reject, messages => 20}]),
+              ok = cluster:call(B, mailroom, hold, [post]),
+              ok = cluster:call(B, fun() -> [post ! {from, x, N, y} || N <- lists:seq(1, 40)],
+                                            ok end),
+              Call = fun(Time) ->
+                             cluster:call(A, fun() -> traffic:attempt(
+                                                        fun() -> trunkline:call(To, {echo, x}, Time)
+                                                        end) end)
+                     end,
+              cluster:await(fun() -> case Call(100) of
+                                         {exit, {overload, _}} -> true;
+                                         Other -> Other
+                                     end end),
+              ok = cluster:call(B, mailroom, release, [post]),
+              cluster:await(fun() -> Call(?DEADLINE) =:= {ok, x} end)
       end, [{Old, New}, {New, Old}]),
     cluster:stop_all([Old, New]).
 

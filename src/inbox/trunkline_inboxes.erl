@@ -18,7 +18,12 @@
 %% node that does not know the inbox yet has the node told (met/2). trunkline_guests at the node of
 %% the inboxes, and trunkline_hosts at the node of the senders, decide what the two nodes tell each
 %% other, and when they forget it. Each node monitors the other's process of this module, and no
-%% inboxes. (Nodes of release 0.5.0 are different: trunkline_introductions.)
+%% inboxes.
+%%
+%% A node of release 0.5.0 is a guest, too, but knows no visits. It is told in other words what an
+%% inbox is ({introduced, Inboxes}) and when it is full ({full, Keeper, Number}), and monitors the
+%% inbox. It tells of all inboxes that it has when it is asked ({introduce, Node}), and this node
+%% monitors each of them.
 %%
 %% Who waits for room, what is outstanding, and what killed senders have left is the matter of
 %% trunkline_accounts.
@@ -42,7 +47,6 @@
         {accounts = trunkline_accounts:new() :: trunkline_accounts:accounts(),
          guests = trunkline_guests:new() :: trunkline_guests:guests(),
          hosts = trunkline_hosts:new() :: trunkline_hosts:hosts(),
-         introductions = trunkline_introductions:new() :: trunkline_introductions:introductions(),
          busy = none :: none | reference()}).              % a timer: a connection was busy
 
 -spec start_link() -> gen_server:start_ret().
@@ -138,10 +142,8 @@ init([]) ->
     lists:foreach(fun({_, #{stats := Stats}}) ->
                           trunkline_stats:put(Stats, peer, inbox_waiting, 0)
                   end, Peers),
-    Introductions = lists:foldl(fun trunkline_introductions:has_spoken/2,
-                                trunkline_introductions:new(),
-                                [Node || {Node, #{agreement := #{}}} <- Peers]),
-    {ok, #state{introductions = Introductions}}.
+    lists:foreach(fun ask_old/1, [Node || {Node, #{agreement := #{}}} <- Peers]),
+    {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call({register, Registration}, _, S) ->
@@ -166,8 +168,9 @@ handle_cast({full, Keeper, Number}, S) ->
     {noreply, own_is_full(Keeper, Number, S)};
 handle_cast({renamed, Keeper}, #state{guests = Guests} = S) ->
     {noreply, flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)})};
-handle_cast({has_spoken, Node}, #state{introductions = Introductions} = S) ->
-    {noreply, S#state{introductions = trunkline_introductions:has_spoken(Node, Introductions)}};
+handle_cast({has_spoken, Node}, S) ->
+    ok = ask_old(Node),
+    {noreply, S};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -197,16 +200,16 @@ handle_info({visiting, Visit, Node}, #state{guests = Guests} = S)
     {noreply, flush(S#state{guests = trunkline_guests:speaks_of(Node, Visit, Guests)})};
 handle_info({over, Visit}, #state{hosts = Hosts} = S) ->
     {noreply, lists:foldl(fun forget/2, S, trunkline_hosts:over(Visit, Hosts))};
-handle_info({introduce, Node}, #state{introductions = Introductions} = S) when is_atom(Node) ->
-    {noreply, S#state{introductions = trunkline_introductions:asked(Node, Introductions)}};
+handle_info({introduce, _}, S) ->
+    {noreply, S};                            % that node is told of an inbox when it sends to it
 handle_info({introduced, Inboxes}, S) when length(Inboxes) >= 0 ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({'DOWN', Monitor, process, Object, Reason}, S) ->
     {noreply, down(Monitor, Object, Reason, S)};
 handle_info({timeout, Timer, busy}, #state{busy = Timer} = S) ->
     {noreply, flush(S#state{busy = none})};
-handle_info({timeout, _, {tell, Node, What}}, S) when is_atom(Node) ->
-    ok = trunkline_introductions:tell(Node, What),
+handle_info({timeout, _, {ask_old, Node}}, S) ->
+    ok = ask_old(Node),
     {noreply, S};
 handle_info({timeout, Timer, Name}, #state{accounts = Accounts} = S)
   when Name =:= audit; Name =:= refresh ->
@@ -226,7 +229,7 @@ registered({{Keeper, _, _, _} = Inbox, _, Stats, _} = Registration, S) ->
         false ->
             ok = trunkline_inbox_stats:waiting(Stats, 0),
             _ = monitor(process, Keeper),
-            named(Inbox, tell_old({introduced, [Inbox]}, known(Inbox, S)))
+            named(Inbox, known(Inbox, S))
     end.
 
 named({Keeper, Name, Policy, _}, #state{guests = Guests} = S) ->
@@ -241,24 +244,16 @@ is_bounding(Policy) -> Policy =:= block orelse Policy =:= reject.
 met(Keeper, Node, #state{guests = Guests} = S) ->
     case trunkline_own_inboxes:inbox(Keeper) of
         {_, Name, _, _} ->
-            case trunkline_peers:can(Node, inboxes) of
-                true -> flush(S#state{guests = trunkline_guests:met(Node, Keeper, Name, Guests)});
-                false -> S
-            end;
+            flush(S#state{guests = trunkline_guests:met(Node, Keeper, Name, Guests)});
         none ->
             S
     end.
-
-%% (Nodes of release 0.5.0 do not know visits.)
-tell_old(What, #state{introductions = Introductions} = S) ->
-    S#state{introductions = trunkline_introductions:tell_all(What, Introductions)}.
 
 own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
     case trunkline_inbox_rows:gate(Keeper) of
         {Gate, _} ->
             ok = trunkline_inbox_gate:set_full(Number, Gate),
-            tell_old({full, Keeper, Number},
-                     flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)}));
+            flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)});
         none ->
             S
     end.
@@ -284,19 +279,25 @@ heard_of(_, _, S) ->
     S.
 
 %% The visit to that node, if there is one, is over.
-forget(Node, #state{accounts = Accounts, hosts = Hosts, introductions = Introductions} = S) ->
+forget(Node, #state{accounts = Accounts, hosts = Hosts} = S) ->
     lists:foldl(fun forget_one/2, S#state{hosts = trunkline_hosts:is_away(Node, Hosts)},
-                [Keeper || Keeper <- trunkline_accounts:of_node(Node, Accounts),
-                           not trunkline_introductions:is_introduced(Keeper, Introductions)]).
+                trunkline_accounts:of_node(Node, Accounts)).
 
-introduced({Keeper, _, _, _} = Inbox, #state{accounts = Accounts, introductions = Before} = S)
-  when is_pid(Keeper), node(Keeper) =/= node() ->
-    case trunkline_accounts:is_known(Keeper, Accounts) of
-        true -> S;
-        false ->
-            After = trunkline_introductions:heard_of(Keeper, Before),
-            known(Inbox, S#state{introductions = After})
-    end;
+%% If that node is of release 0.5.0 it is asked which inboxes it has. This process must not wait for
+%% a busy connection.
+ask_old(Node) ->
+    case trunkline_peers:can(Node, inboxes)
+        orelse trunkline_sender:tell(Node, ?MODULE, {introduce, node()}) of
+        nosuspend -> _ = erlang:start_timer(?LATER, self(), {ask_old, Node}), ok;
+        _ -> ok
+    end.
+
+introduced({Keeper, _, _, _} = Inbox, S) when is_pid(Keeper), node(Keeper) =/= node() ->
+    #state{accounts = After} = S1 = known(Inbox, S),
+    _ = trunkline_accounts:is_known(Keeper, After)
+        andalso not trunkline_accounts:is_known(Keeper, S#state.accounts)
+        andalso monitor(process, Keeper),
+    S1;
 introduced(_, S) ->
     S.
 
@@ -315,9 +316,8 @@ set_full(Keeper, Number) ->
         none -> ok
     end.
 
-forget_one(Keeper, #state{accounts = Accounts, introductions = Introductions} = S) ->
-    S#state{accounts = trunkline_accounts:remove(Keeper, Accounts),
-            introductions = trunkline_introductions:forget(Keeper, Introductions)}.
+forget_one(Keeper, #state{accounts = Accounts} = S) ->
+    S#state{accounts = trunkline_accounts:remove(Keeper, Accounts)}.
 
 %% An inbox has ended, or the process of this module at a host or at a guest.
 down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
@@ -330,8 +330,10 @@ down(_, Pid, Reason, #state{guests = Guests} = S) when node(Pid) =:= node() ->
             ok = trunkline_own_inboxes:ended(Pid, Reason),
             forget_one(Pid, flush(S#state{guests = trunkline_guests:ended(Pid, Guests)}))
     end;
-down(Monitor, Pid, Reason, #state{hosts = Hosts, introductions = Introductions} = S0) ->
-    S = S0#state{introductions = trunkline_introductions:down(Pid, Reason, Introductions)},
+down(Monitor, Pid, Reason, #state{hosts = Hosts} = S) ->
+    %% (Of an inbox of release 0.5.0. There may be a new connection already, on which that node has
+    %% told of its inboxes.)
+    _ = Reason =:= noconnection andalso ask_old(node(Pid)),
     forget_one(Pid, lists:foldl(fun forget/2, S, trunkline_hosts:down(Monitor, Hosts))).
 
 %% --- messages to other nodes ----------------------------------------------------------
@@ -351,7 +353,7 @@ flush(#state{guests = Guests, hosts = Hosts} = S) ->
 tell_guest(_, [], Guests) ->
     Guests;
 tell_guest(Node, [News | Others], Guests) ->
-    case trunkline_sender:tell(Node, ?MODULE, in_full(News)) of
+    case tell_all(Node, in_its_words(News, Node)) of
         ok ->
             case trunkline_guests:told(Node, News, Guests) of
                 {ok, Guests1} ->
@@ -365,6 +367,22 @@ tell_guest(Node, [News | Others], Guests) ->
             Guests;
         noconnect ->
             trunkline_guests:is_away(Node, Guests)
+    end.
+
+tell_all(Node, Messages) ->
+    lists:foldl(fun(Message, ok) -> trunkline_sender:tell(Node, ?MODULE, Message);
+                   (_, NotSent) -> NotSent
+                end, ok, Messages).
+
+in_its_words(News, Node) ->
+    case {trunkline_peers:can(Node, inboxes), News} of
+        {true, _} -> [in_full(News)];
+        {false, {over, _}} -> [];
+        {false, {inboxes, _, Keepers}} ->
+            Inboxes = lists:filter(fun is_tuple/1,         % those that have not ended
+                                   lists:map(fun trunkline_own_inboxes:inbox/1, Keepers)),
+            [{introduced, Inboxes}
+             | [{full, Keeper, number(Keeper)} || {Keeper, _, _, _} <- Inboxes]]
     end.
 
 in_full({over, Visit}) -> {over, Visit};

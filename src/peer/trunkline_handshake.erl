@@ -42,7 +42,7 @@
 %% What release 0.5.0 checks for.
 -define(REQUIRED, [request, large, multicast, apply, label, monitor, drain]).
 %% `exit': exit signals go by lane.
-%% `inboxes': the node need not be told of all inboxes, but of those to which it has sent.
+%% `inboxes': the node knows visits (trunkline_guests).
 %% `channels': inlets can read connections of their lane's own (trunkline_channels).
 %% `resume': a session may outlive its connection.
 %% `turn': inlets answer senders that ask for their turn (trunkline_in_turn), and the answer may
