@@ -8,8 +8,8 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([start_patient/0, start_watching/1, downs/1]).
 -export([what_the_old_knows/1]).
--export([exchanged/1, lane_counts/1, inboxes/1, full_inboxes/1, servers/1, old_stops/1, upgraded_one_by_one/1,
-         upgraded_in_place/1, new_takes_the_name_of_old/1, joined_and_left/1,
+-export([exchanged/1, lane_counts/1, inboxes/1, full_inboxes/1, servers/1, old_stops/1,
+         upgraded_one_by_one/1, upgraded_in_place/1, new_takes_the_name_of_old/1, joined_and_left/1,
          kept_for_old_senders/1]).
 
 -define(DEADLINE, 60_000).

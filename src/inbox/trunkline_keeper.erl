@@ -39,8 +39,8 @@
 -define(AGAIN, 10).                   % until it looks for trunkline_inboxes, and later
 -define(SELDOM, 1000).
 -define(QUIET, 1000).
--define(FORGET, 11_000).              % until a node that sends nothing is forgotten
--define(MEET_AGAIN, 1000).
+-define(MEET_AGAIN, 1000).            % until a node is told again what this is
+-define(CALLED_AGAIN, 11_000).        % the same, if it only calls
 %% us until the keeper looks by itself for room
 -define(LOOK_AGAIN, 50).
 %% Messages that the keeper passes on at a time. Meanwhile it receives nothing.
@@ -70,9 +70,8 @@
          credit_timer = false :: boolean(),
          overrun = trunkline_overrun:new() :: trunkline_overrun:overrun(),
          met = #{} :: #{node() => Milliseconds :: integer()},    % nodes that were told what this is
-         %% The timer of quiet/2, and what had been given when it was started. `forget': it only
-         %% waits until nodes can be forgotten.
-         quiet = off :: off | {reference(), non_neg_integer() | forget}}).
+         %% What had been given when the timer of quiet/1 was started.
+         quiet = off :: off | non_neg_integer()}).
 
 %% The calling process is a keeper from now on. It monitors trunkline_inboxes by Inboxes: if that
 %% ends, the keeper registers again.
@@ -157,35 +156,35 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
             _ = S#keeper.kind =:= process andalso trunkline_work:done(S#keeper.work, N),
             loop(S);
         ['$inbox_info' | Ref] when is_reference(Ref) ->
-            Ref ! {Ref, show(S)},
-            loop(S);
+            %% Nodes that have sent nothing for a while are forgotten.
+            S1 = credit_timer(flush(S)),
+            Ref ! {Ref, show(S1)},
+            loop(S1);
         {'DOWN', Ref, process, _, _} when Ref =:= S#keeper.inboxes ->
             loop(again(?AGAIN, S));
         {timeout, _, {'$inbox_again', After}} ->
             loop(again(min(?SELDOM, 2 * After), S));
-        {timeout, Timer, '$inbox_quiet'} ->
-            quiet(Timer, S);
+        {timeout, _, '$inbox_quiet'} ->
+            quiet(S);
         Message ->
             loop(uninvited(Message, S))
     end.
 
 %% When nothing has come for QUIET ms the keeper hibernates, to release its memory. (With `after' in
-%% the receive every wait would start a timer.) It wakes once or twice to forget the nodes that have
-%% sent to it.
-quiet(Timer, #keeper{quiet = {Timer, Since}, given = Given, mail = Mail} = S0) ->
+%% the receive every wait would start a timer.)
+quiet(#keeper{quiet = Since, given = Given, mail = Mail} = S0) ->
     S = named(tell(S0)),
-    HasStopped = Since =:= forget orelse Since =:= Given,
+    HasStopped = Since =:= Given,
     case trunkline_mail:level(Mail) of
         0 when HasStopped ->
-            S1 = S#keeper{overrun = trunkline_overrun:calm(S#keeper.overrun)},
-            proc_lib:hibernate(?MODULE, loop, [forget(S1)]);
+            S1 = S#keeper{quiet = off, met = #{},
+                          overrun = trunkline_overrun:calm(S#keeper.overrun)},
+            proc_lib:hibernate(?MODULE, loop, [credit_timer(flush(S1))]);
         _ ->
             %% (It moves on to code that has been loaded meanwhile.)
             S1 = S#keeper{overrun = trunkline_overrun:look_again(S#keeper.overrun)},
-            ?MODULE:loop(quiet_timer(?QUIET, Given, unless_idle(HasStopped, S1)))
-    end;
-quiet(_, S) ->
-    loop(S).                                 % another one has been started
+            ?MODULE:loop(quiet_timer(unless_idle(HasStopped, S1)))
+    end.
 
 %% Its name may have been given to another process, or given back. Other nodes have to know, which
 %% send to this process what is for the name.
@@ -208,15 +207,9 @@ unless_idle(true, #keeper{room = {awaited, _}, kind = server, consumer = Consume
 unless_idle(_, S) ->
     S.
 
-quiet_timer(Time, Since, S) ->
-    S#keeper{quiet = {erlang:start_timer(Time, self(), '$inbox_quiet'), Since}}.
-
-forget(S0) ->
-    #keeper{share = Share} = S = flush(S0#keeper{met = #{}}),
-    case map_size(trunkline_share:sources(Share)) of
-        0 -> S#keeper{quiet = off};
-        _ -> quiet_timer(?FORGET, forget, S)
-    end.
+quiet_timer(#keeper{given = Given} = S) ->
+    _ = erlang:start_timer(?QUIET, self(), '$inbox_quiet'),
+    S#keeper{quiet = Given}.
 
 sent(Source, Charge, Message, S) ->
     Now = erlang:monotonic_time(microsecond),
@@ -244,12 +237,12 @@ meet(Node, After, #keeper{met = Met} = S) ->
             S;
         #{} ->
             ok = trunkline_inboxes:met(self(), Node),
-            Recent = maps:filter(fun(_, Before) -> Now - Before < ?FORGET end, Met),
+            Recent = maps:filter(fun(_, Before) -> Now - Before < ?CALLED_AGAIN end, Met),
             S#keeper{met = Recent#{Node => Now}}
     end.
 
 %% If senders do not wait, callers should know the inbox, too: then they do not even call.
-called(Node, #keeper{options = #{policy := reject}} = S) -> meet(Node, ?FORGET, S);
+called(Node, #keeper{options = #{policy := reject}} = S) -> meet(Node, ?CALLED_AGAIN, S);
 called(_, S) -> S.
 
 %% A process that sends with `!' does not wait, and must not fill the keeper's own mailbox instead.
@@ -307,9 +300,8 @@ plain(Kind, Message, S) ->
     Now = erlang:monotonic_time(microsecond),
     accept(Kind, none, trunkline_gate:charge(Message), Now, Message, S).
 
-accept(Kind, Source, Charge, Now, Message, #keeper{quiet = Quiet, given = Given} = S)
-  when Quiet =:= off; element(2, Quiet) =:= forget ->
-    accept(Kind, Source, Charge, Now, Message, quiet_timer(?QUIET, Given, S));
+accept(Kind, Source, Charge, Now, Message, #keeper{quiet = off} = S) ->
+    accept(Kind, Source, Charge, Now, Message, quiet_timer(S));
 accept(Kind, Source, Charge, Now, Message, #keeper{room = {awaited, Until}} = S)
   when Now >= Until ->
     accept(Kind, Source, Charge, Now, Message, pass(S#keeper{room = 0}, Now));
