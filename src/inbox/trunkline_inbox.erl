@@ -290,11 +290,9 @@ close(Inbox) ->
         false ->
             ?BAD_ARGUMENT(badarg, [Inbox]);
         true ->
-            Ref = monitor(process, Keeper),
             unlink(Keeper),
             _ = erase({?MODULE, Keeper}),
-            exit(Keeper, kill),
-            receive {'DOWN', Ref, process, _, _} -> ok end
+            trunkline_process:kill(Keeper)
     end.
 
 -doc "
