@@ -206,6 +206,9 @@ handle_info({introduced, Inboxes}, S) when length(Inboxes) >= 0 ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({'DOWN', Monitor, process, Object, Reason}, S) ->
     {noreply, down(Monitor, Object, Reason, S)};
+handle_info({{server_ended, Server}, _, process, _, _}, S) ->
+    ok = trunkline_own_inboxes:server_ended(Server),
+    {noreply, S};
 handle_info({timeout, Timer, busy}, #state{busy = Timer} = S) ->
     {noreply, flush(S#state{busy = none})};
 handle_info({timeout, _, {ask_old, Node}}, S) ->
@@ -323,13 +326,8 @@ forget_one(Keeper, #state{accounts = Accounts} = S) ->
 down(Monitor, {?MODULE, _}, _, #state{guests = Guests} = S) ->
     flush(S#state{guests = trunkline_guests:down(Monitor, Guests)});
 down(_, Pid, Reason, #state{guests = Guests} = S) when node(Pid) =:= node() ->
-    case trunkline_own_inboxes:server_ended(Pid) of
-        true ->
-            S;
-        false ->
-            ok = trunkline_own_inboxes:ended(Pid, Reason),
-            forget_one(Pid, flush(S#state{guests = trunkline_guests:ended(Pid, Guests)}))
-    end;
+    ok = trunkline_own_inboxes:ended(Pid, Reason),
+    forget_one(Pid, flush(S#state{guests = trunkline_guests:ended(Pid, Guests)}));
 down(Monitor, Pid, Reason, #state{hosts = Hosts} = S) ->
     %% (Of an inbox of release 0.5.0. There may be a new connection already, on which that node has
     %% told of its inboxes.)

@@ -2,7 +2,6 @@
 %%
 %%     inbox     by its keeper: what it is, its counters, and the process behind it
 %%     server    by its name, until it has ended
-%%     killed    by its pid: its keeper was killed, and the server is about to end
 %%
 %% A supervisor that kills a keeper means the server. The server may trap exits, so it is killed. It
 %% ends after its keeper, and the supervisor may start both again before that. So the next keeper of
@@ -14,7 +13,7 @@
 -export([await_predecessor/1, is_abandoned/1, all/0, inbox/1, stats/1, work/1, keeper/1,
          behind/1]).
 
--export_type([inbox/0, registration/0]).
+-export_type([inbox/0, registration/0, server/0]).
 
 -type inbox() :: {Keeper :: pid(), Name :: atom(), trunkline_mail:policy(),
                   Bound :: trunkline_share:window()}.
@@ -32,9 +31,7 @@
         {name :: trunkline_name:name(),
          keeper :: pid(),
          pid :: pid()}).
--record(killed,
-        {pid :: pid(),
-         server :: #server{}}).
+-opaque server() :: #server{}.
 
 -define(TABLE, ?MODULE).
 
@@ -55,8 +52,8 @@ add({{Keeper, _, _, _} = Inbox, Work, Stats, Behind}) ->
                                    behind = Behind}),
     ok.
 
-%% That keeper has ended, of an inbox of this node or not. If it was killed, the calling process
-%% monitors the server, and calls server_ended/1.
+%% That keeper has ended. If it was killed, the calling process gets {{server_ended, Server}, _,
+%% process, _, _} when the server has ended, and calls server_ended/1.
 -spec ended(pid(), Reason :: term()) -> ok.
 ended(Keeper, Reason) ->
     case ets:take(?TABLE, Keeper) of
@@ -68,23 +65,15 @@ ended(Keeper, Reason) ->
 
 server_ends(#server{pid = Pid} = Server, killed) ->
     exit(Pid, kill),
-    true = ets:insert(?TABLE, #killed{pid = Pid, server = Server}),
-    _ = monitor(process, Pid),
+    _ = monitor(process, Pid, [{tag, {server_ended, Server}}]),
     ok;
 server_ends(Server, _) ->
+    server_ended(Server).
+
+-spec server_ended(server()) -> ok.
+server_ended(Server) ->
     true = ets:delete_object(?TABLE, Server),
     ok.
-
-%% Whether that is a server whose keeper was killed. It has ended.
--spec server_ended(pid()) -> boolean().
-server_ended(Pid) ->
-    case lookup(Pid) of
-        #killed{server = Server} ->
-            true = ets:delete_object(?TABLE, Server),
-            ets:delete(?TABLE, Pid);
-        _ ->
-            false
-    end.
 
 %% --- for all --------------------------------------------------------------------------
 
