@@ -33,8 +33,8 @@
 
 -export([start_link/0, has_spoken/1]).
 -export([enter/3, cancel/2, is_bounded/1, is_refusing/1]).
--export([register/1, register_again/2, take_name_back/2, held/3, met/2, full/2, renamed/1,
-         senders/1, who_knows/1]).
+-export([register/1, register_again/2, take_name_back/2, held/3, met/2, changed/2, senders/1,
+         who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 %% ms until a busy connection is tried again.
@@ -107,13 +107,10 @@ held(Inboxes, Source, Held) ->
 -spec met(Keeper :: pid(), node()) -> ok.
 met(Keeper, Node) -> gen_server:cast(?MODULE, {met, Keeper, Node}).
 
-%% For a keeper: it has no longer its name, or has it again.
--spec renamed(Keeper :: pid()) -> ok.
-renamed(Keeper) -> gen_server:cast(?MODULE, {renamed, Keeper}).
-
-%% For a keeper whose senders do not wait: it is full (an odd number), or no longer full.
--spec full(Keeper :: pid(), non_neg_integer()) -> ok.
-full(Keeper, Number) -> gen_server:cast(?MODULE, {full, Keeper, Number}).
+%% For a keeper: it has no longer its name, or has it again; or, if its senders do not wait, it is
+%% full (an odd number), or no longer full.
+-spec changed(Keeper :: pid(), Full :: non_neg_integer()) -> ok.
+changed(Keeper, Full) -> gen_server:cast(?MODULE, {changed, Keeper, Full}).
 
 %% How this node's senders fare with that inbox: how many wait for room now, and how many of their
 %% messages have been refused.
@@ -164,9 +161,8 @@ handle_cast({met, Keeper, Node}, S) ->
     {noreply, met(Keeper, Node, S)};
 handle_cast({watch, Keeper}, #state{accounts = Accounts} = S) ->
     {noreply, S#state{accounts = trunkline_accounts:watch(Keeper, Accounts)}};
-handle_cast({full, Keeper, Number}, S) ->
-    {noreply, own_is_full(Keeper, Number, S)};
-handle_cast({renamed, Keeper}, #state{guests = Guests} = S) ->
+handle_cast({changed, Keeper, Full}, #state{guests = Guests} = S) ->
+    ok = set_full(Keeper, Full),
     {noreply, flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)})};
 handle_cast({has_spoken, Node}, S) ->
     ok = ask_old(Node),
@@ -248,15 +244,6 @@ met(Keeper, Node, #state{guests = Guests} = S) ->
     case trunkline_own_inboxes:inbox(Keeper) of
         {_, Name, _, _} ->
             flush(S#state{guests = trunkline_guests:met(Node, Keeper, Name, Guests)});
-        none ->
-            S
-    end.
-
-own_is_full(Keeper, Number, #state{guests = Guests} = S) ->
-    case trunkline_inbox_rows:gate(Keeper) of
-        {Gate, _} ->
-            ok = trunkline_inbox_gate:set_full(Number, Gate),
-            flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)});
         none ->
             S
     end.

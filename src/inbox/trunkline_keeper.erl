@@ -190,10 +190,10 @@ quiet(#keeper{quiet = Since, given = Given, mail = Mail} = S0) ->
 %% send to this process what is for the name.
 named(#keeper{name = undefined} = S) ->
     S;
-named(#keeper{name = Name, is_named = WasNamed} = S) ->
+named(#keeper{name = Name, is_named = WasNamed, full = Full} = S) ->
     case whereis(Name) =:= self() of
         WasNamed -> S;
-        IsNamed -> ok = trunkline_inboxes:renamed(self()), S#keeper{is_named = IsNamed}
+        IsNamed -> ok = trunkline_inboxes:changed(self(), Full), S#keeper{is_named = IsNamed}
     end.
 
 %% A server has got nothing for a second. It may have nothing left, though it is not done with all:
@@ -444,7 +444,7 @@ pay_one({{Node, _} = Source, Left, Window} = Credit, #keeper{share = Share} = S)
 full(#keeper{options = #{policy := reject}, full = N, mail = Mail} = S) ->
     case N band 1 =:= 0 andalso trunkline_mail:is_full(Mail)
         orelse N band 1 =:= 1 andalso trunkline_mail:is_half_empty(Mail) of
-        true -> ok = trunkline_inboxes:full(self(), N + 1), S#keeper{full = N + 1};
+        true -> ok = trunkline_inboxes:changed(self(), N + 1), S#keeper{full = N + 1};
         false -> S
     end;
 full(S) ->
@@ -458,7 +458,7 @@ again(After, S) ->
             S;
         Pid ->
             ok = trunkline_inboxes:register_again(Pid, S#keeper.registration),
-            ok = trunkline_inboxes:full(self(), S#keeper.full),
+            ok = trunkline_inboxes:changed(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.
 
