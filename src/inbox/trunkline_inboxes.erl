@@ -33,7 +33,7 @@
 
 -export([start_link/0, has_spoken/1]).
 -export([enter/3, cancel/2, is_bounded/1, is_refusing/1]).
--export([register/1, register_again/2, take_name_back/2, held/3, met/2, changed/2, senders/1,
+-export([register/1, register_again/1, take_name_back/2, held/3, met/2, changed/2, senders/1,
          who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -72,7 +72,7 @@ is_refusing(Key) -> trunkline_inbox_rows:is_refusing(Key).
 
 %% --- for inboxes ------------------------------------------------------------------
 
-%% A keeper registers itself, and its server if there is one.
+%% A keeper registers itself.
 -spec register(registration()) -> ok | {error, not_started}.
 register(Registration) ->
     try gen_server:call(?MODULE, {register, Registration}, infinity)
@@ -80,12 +80,10 @@ register(Registration) ->
         exit:_ -> {error, not_started}
     end.
 
-%% The same, at the successor of a process that has ended. The keeper does not wait for an answer:
-%% it has messages to pass on.
--spec register_again(pid(), registration()) -> ok.
-register_again(Inboxes, Registration) ->
-    Inboxes ! {register, Registration},
-    ok.
+%% The same when its server has started, and at the successor of a process that has ended. The
+%% keeper does not wait for an answer: it has messages to pass on.
+-spec register_again(registration()) -> ok.
+register_again(Registration) -> gen_server:cast(?MODULE, {register, Registration}).
 
 %% If the process behind the keeper has ended, and the keeper still has that name, unregisters it.
 %% (This process does it for all who want the name, so that none takes it from another.)
@@ -157,6 +155,8 @@ handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
+handle_cast({register, Registration}, S) ->
+    {noreply, registered(Registration, S)};
 handle_cast({met, Keeper, Node}, S) ->
     {noreply, met(Keeper, Node, S)};
 handle_cast({watch, Keeper}, #state{accounts = Accounts} = S) ->
@@ -185,8 +185,6 @@ handle_info({held, Keeper, Source, Held}, #state{accounts = Accounts} = S) when 
 handle_info({full, Keeper, Number}, S) when is_integer(Number) ->
     ok = set_full(Keeper, Number),
     {noreply, S};
-handle_info({register, Registration}, S) ->
-    {noreply, registered(Registration, S)};
 handle_info({inboxes, Visit, Host, Inboxes}, S)
   when is_reference(Visit), is_pid(Host), node(Host) =/= node(),
        length(Inboxes) >= 0 ->                                           % a proper list

@@ -457,7 +457,7 @@ again(After, S) ->
             _ = erlang:start_timer(After, self(), {'$inbox_again', After}),
             S;
         Pid ->
-            ok = trunkline_inboxes:register_again(Pid, S#keeper.registration),
+            ok = trunkline_inboxes:register_again(S#keeper.registration),
             ok = trunkline_inboxes:changed(self(), S#keeper.full),
             S#keeper{inboxes = monitor(process, Pid)}
     end.

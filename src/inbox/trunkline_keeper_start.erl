@@ -92,11 +92,13 @@ registered(Name, What, Options, Parent) ->
     Inbox = {self(), trunkline_name:local(Name), Policy, {Bytes, Messages}},
     Work = trunkline_work:new(Kind, Window, Bytes div ?WORK),
     Stats = trunkline_inbox_stats:new(),
-    case trunkline_inboxes:register({Inbox, Work, Stats, none}) of
+    case trunkline_inboxes:register({Inbox, Work, Stats, behind(What)}) of
         ok ->
             case start(What, Work, Parent, Name) of
                 {ok, Behind} ->
-                    with_consumer({Inbox, Work, Stats, Behind});
+                    Registration = {Inbox, Work, Stats, Behind},
+                    ok = trunkline_inboxes:register_again(Registration),
+                    {ok, Registration};
                 NotStarted ->
                     {Answer, Reason} = failed(NotStarted),
                     {failed, Answer, Reason}
@@ -105,19 +107,12 @@ registered(Name, What, Options, Parent) ->
             {failed, Error, normal}
     end.
 
-with_consumer({_, _, _, Behind} = Registration) ->
-    case trunkline_inboxes:register(Registration) of
-        ok ->
-            {ok, Registration};
-        Error ->
-            _ = [begin unlink(Server), exit(Server, kill) end || {server, _, Server} <- [Behind]],
-            {failed, Error, normal}
-    end.
+behind({process, _} = Process) -> Process;
+behind(_) -> none.                           % its server has not started
 
 %% What the caller gets, and the keeper's exit reason.
-failed({error, Reason} = Error) when Reason =:= timeout; Reason =:= not_started ->
-    %% The server was killed, or not started. The process that has started it gets an error, and is
-    %% not killed.
+failed({error, timeout} = Error) ->
+    %% The server was killed. The process that has started it gets an error, and is not killed.
     {Error, normal};
 failed({error, Reason} = Error) ->
     case trunkline_inbox_server:said(Reason) of
@@ -127,27 +122,23 @@ failed({error, Reason} = Error) ->
 failed(Other) ->                             % `ignore', or the error of bad options
     {Other, normal}.
 
-start({process, Pid}, _, _, _) ->
+start({process, Pid} = Process, _, _, _) ->
     %% (It may unlink itself from its inbox, which has no use without it.)
     _ = monitor(process, Pid),
-    {ok, {process, Pid}};
+    {ok, Process};
 start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
     Callbacks = case Behaviour of
                     gen_server -> trunkline_inbox_server;
                     gen_statem -> trunkline_inbox_statem
                 end,
-    case trunkline_own_inboxes:await_predecessor(Name) of
-        ok ->
-            try Behaviour:start_link(Callbacks, {Module, Args, Work, Parent}, Options) of
-                {ok, Server} -> {ok, {server, Name, Server}};
-                NotStarted -> NotStarted
-            catch
-                error:Reason ->
-                    %% (The server may have started already.)
-                    {links, Links} = process_info(self(), links),
-                    [begin unlink(Pid), exit(Pid, kill) end || Pid <- Links, Pid =/= Parent],
-                    {raised, Reason}
-            end;
-        NotStarted ->
-            NotStarted
+    ok = trunkline_own_inboxes:await_predecessor(Name),
+    try Behaviour:start_link(Callbacks, {Module, Args, Work, Parent}, Options) of
+        {ok, Server} -> {ok, {server, Name, Server}};
+        NotStarted -> NotStarted
+    catch
+        error:Reason ->
+            %% (The server may have started already.)
+            {links, Links} = process_info(self(), links),
+            [begin unlink(Pid), exit(Pid, kill) end || Pid <- Links, Pid =/= Parent],
+            {raised, Reason}
     end.

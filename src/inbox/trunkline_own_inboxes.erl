@@ -78,11 +78,9 @@ server_ended(Server) ->
 %% --- for all --------------------------------------------------------------------------
 
 %% Waits until the server has ended that was behind the last inbox with that name.
--spec await_predecessor(trunkline_name:name()) -> ok | {error, not_started}.
+-spec await_predecessor(trunkline_name:name()) -> ok.
 await_predecessor(Name) ->
-    case ets:whereis(?TABLE) =/= undefined andalso lookup(Name) of
-        false ->
-            {error, not_started};
+    case lookup(Name) of
         #server{keeper = Keeper, pid = Pid} ->
             case is_process_alive(Keeper) of
                 true ->
