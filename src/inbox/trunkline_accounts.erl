@@ -20,7 +20,7 @@
 -module(trunkline_accounts).
 -moduledoc false.
 
--export([new/0, add/2, name/3, remove/2, is_known/2, of_node/2, waiting/2]).
+-export([new/0, add/2, name/3, remove/2, of_node/2, waiting/2]).
 -export([wait/3, watch/2, credit/5, held/4, timeout/3]).
 
 -export_type([accounts/0, timer/0]).
@@ -86,9 +86,6 @@ remove(Keeper, #accounts{all = All, watched = Watched} = A) ->
         error ->
             A
     end.
-
--spec is_known(keeper(), accounts()) -> boolean().
-is_known(Keeper, #accounts{all = All}) -> is_map_key(Keeper, All).
 
 %% The known inboxes of that node.
 -spec of_node(node(), accounts()) -> [keeper()].

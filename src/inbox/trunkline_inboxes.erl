@@ -281,11 +281,10 @@ ask_old(Node) ->
     end.
 
 introduced({Keeper, _, _, _} = Inbox, S) when is_pid(Keeper), node(Keeper) =/= node() ->
-    #state{accounts = After} = S1 = known(Inbox, S),
-    _ = trunkline_accounts:is_known(Keeper, After)
-        andalso not trunkline_accounts:is_known(Keeper, S#state.accounts)
-        andalso monitor(process, Keeper),
-    S1;
+    case known(Inbox, S) of
+        S -> S;
+        S1 -> _ = monitor(process, Keeper), S1
+    end;
 introduced(_, S) ->
     S.
 
