@@ -52,23 +52,19 @@ add({{Keeper, _, _, _} = Inbox, Work, Stats, Behind}) ->
                                    behind = Behind}),
     ok.
 
-%% That keeper has ended. If it was killed, the calling process gets {{server_ended, Server}, _,
-%% process, _, _} when the server has ended, and calls server_ended/1.
+%% That keeper has ended. When the server behind it has ended, too, the calling process gets
+%% {{server_ended, Server}, _, process, _, _}, and calls server_ended/1.
 -spec ended(pid(), Reason :: term()) -> ok.
 ended(Keeper, Reason) ->
     case ets:take(?TABLE, Keeper) of
         [#own{behind = {server, Name, Pid}}] ->
-            server_ends(#server{name = Name, keeper = Keeper, pid = Pid}, Reason);
+            _ = Reason =:= killed andalso exit(Pid, kill),
+            Server = #server{name = Name, keeper = Keeper, pid = Pid},
+            _ = monitor(process, Pid, [{tag, {server_ended, Server}}]),
+            ok;
         _ ->
             ok
     end.
-
-server_ends(#server{pid = Pid} = Server, killed) ->
-    exit(Pid, kill),
-    _ = monitor(process, Pid, [{tag, {server_ended, Server}}]),
-    ok;
-server_ends(Server, _) ->
-    server_ended(Server).
 
 -spec server_ended(server()) -> ok.
 server_ended(Server) ->
