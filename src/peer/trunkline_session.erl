@@ -246,12 +246,9 @@
          %% Goodbyes that have not been answered: ours, and the peer's.
          our_goodbye = none :: none | reference(),
          their_goodbye = none :: none | reference() | answered,
-         %% While it is suspended: how long to wait before the next attempt to connect; and whether
-         %% there is a new connection.
-         pause = ?PAUSE :: pos_integer(),
-         is_connected = false :: boolean(),
-         is_settled = true :: boolean(),             % the last connection has lasted for a while
-         is_resumed = false :: boolean(),            % it has been suspended
+         %% How long to wait before the next attempt to connect while it is suspended. 0: the last
+         %% connection has lasted for a while.
+         pause = 0 :: non_neg_integer(),
          %% The request to leave that is being carried out, and those that come next.
          leaving = none :: none | request(),
          is_patient = false :: boolean(),            % the effect patience is in force
@@ -323,8 +320,6 @@ event({nodeup, _, _} = Up, S) ->
     end;
 event(nodedown, #session{phase = down, path = lanes} = S) ->
     connect(S);                        % a connection may have been made, and its nodeup missed
-event(nodedown, #session{phase = suspended} = S) ->
-    S#session{is_connected = false};   % the watch on the supervisor there will tell
 event(nodedown, #session{phase = Phase, peer = Peer} = S)
   when Phase =:= greeting; Phase =:= drained; Phase =/= down, Peer =:= none ->
     disconnected(S);
@@ -343,19 +338,20 @@ event({down, peer, _}, #session{peer = #peer{}} = S) ->
 event({down, supervisor, noconnection}, #session{phase = down} = S) ->
     down(lost_unreachable, S#session{supervisor = none});
 event({down, supervisor, noconnection}, #session{phase = suspended} = S) ->
-    connect_later(?LONGEST_PAUSE,
-                  effect(ask_if_gone, S#session{supervisor = none, is_connected = false}));
+    connect_later(?LONGEST_PAUSE, effect(ask_if_gone, S#session{supervisor = none}));
 event({down, supervisor, noconnection}, #session{phase = holding, supervisor = connecting} = S) ->
     %% Our attempt to connect has failed, and another connection was made meanwhile.
     watch_supervisor(S#session{supervisor = none});
 event({down, supervisor, noconnection}, S) ->
     disconnected(S#session{supervisor = none});
+event({down, supervisor, _}, #session{phase = suspended} = S) ->
+    over(S);
 event({down, supervisor, _}, #session{phase = Phase} = S) ->
     no_trunkline(Phase, S#session{supervisor = none});
 event({down, asked, noproc}, #session{phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding; Phase =:= suspended ->
     say_hello(true, S);
-event(gone, #session{phase = suspended, is_connected = false} = S) ->
+event(gone, #session{phase = suspended} = S) ->
     over(S);
 event(gone, S) ->
     S;
@@ -370,7 +366,7 @@ event({hello, _, _, _, _} = Hello, #session{phase = down} = S) ->
     %% It came by a connection whose nodeup was missed, or whose nodedown is still under way.
     event(Hello, connected(S#session{is_audience = true}));
 event({hello, _, _, _, _} = Hello, #session{phase = suspended} = S) ->
-    event(Hello, over(S#session{is_connected = true}));
+    event(Hello, disconnected(S));
 event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session = Name}} = S) ->
     case S#session.phase of
         _ when not Answer -> S;
@@ -403,9 +399,9 @@ event({opened, _, _, _}, S) ->
 
 %% Goodbyes.
 event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}} = S)
-  when S#session.their_inlets =/= none orelse S#session.is_resumed,
+  when S#session.our_inlets =/= none,
        Phase =:= opening orelse Phase =:= up orelse Phase =:= closing ->
-    %% (If `opened' was lost with a connection the peer says it again.)
+    %% (While the session opens it has our inlets, and what it said of its own was lost.)
     peer_leaves(S#session{their_goodbye = Ref});
 event({goodbye, Link, Ref}, #session{phase = suspended, peer = #peer{link = Link}} = S) ->
     S#session{their_goodbye = Ref};    % the peer has resumed before us
@@ -464,7 +460,7 @@ event({timeout, retry}, #session{phase = opening} = S) ->
 event({timeout, connect}, #session{phase = suspended, supervisor = none} = S) ->
     connect(S);
 event({timeout, settled}, #session{phase = Phase} = S) when Phase =/= suspended ->
-    S#session{is_settled = true};
+    S#session{pause = 0};
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
 event({timeout, finish}, #session{phase = finishing} = S) ->
@@ -572,11 +568,11 @@ suspend(Time, #session{phase = Phase} = S) ->
                               up -> order(suspend, S1);
                               opening -> S1
                           end),
-    connect_again(Time, effect({timer, resume, Time}, S2#session{is_connected = false})).
+    connect_again(Time, effect({timer, resume, Time}, S2)).
 
 %% OTP itself may disconnect the nodes each time that they connect: if one of them cannot reach a
 %% third node (see prevent_overlapping_partitions in global(3)).
-connect_again(_, #session{is_settled = true} = S) -> connect(S#session{pause = ?PAUSE});
+connect_again(_, #session{pause = 0} = S) -> connect(S#session{pause = ?PAUSE});
 connect_again(Time, S) -> connect_later(max(1, min(?LONGEST_UNSETTLED, Time div 4)), S).
 
 connect_later(Longest, #session{pause = Pause} = S) ->
@@ -584,21 +580,21 @@ connect_later(Longest, #session{pause = Pause} = S) ->
     effect({timer, connect, Now}, S#session{pause = 2 * Now}).
 
 %% There is another connection. What was meant for the one before is not done on this one.
-reconnected(S) -> hello_or_probe(watch_supervisor(connection(S#session{is_connected = true}))).
+reconnected(S) -> hello_or_probe(watch_supervisor(connection(S))).
 
 %% The peer goes on with the session. (If it was opening, the lanes hold.)
-resumed(#session{mode = Mode, peer = #peer{link = Link}} = S0) ->
-    S = effect({timer, settled, ?SETTLED}, S0#session{is_resumed = true, is_settled = false}),
-    S1 = effect({count, resumed}, watch(peer, Link, unwatch(asked, unwatch_supervisor(S)))),
+resumed(#session{mode = Mode, peer = #peer{link = Link}} = S) ->
+    S1 = watch(peer, Link, unwatch(asked, unwatch_supervisor(S))),
+    S2 = effect({count, resumed}, effect({timer, settled, ?SETTLED}, S1)),
     case Mode of
-        hold -> proceed(say_open(enter(opening, S1)));
-        send -> peer_leaves(enter(up, order(resume, S1)))
+        hold -> proceed(say_open(enter(opening, S2)));
+        send -> peer_leaves(enter(up, order(resume, S2)))
     end.
 
 %% The suspended session ends. There may be a connection for another one already.
-over(#session{is_connected = IsConnected} = S) ->
+over(#session{supervisor = Supervisor} = S) ->
     case disconnected(S) of
-        #session{phase = down} = S1 when IsConnected -> connected(S1);
+        #session{phase = down} = S1 when Supervisor =:= watched -> connected(S1);
         S1 -> S1
     end.
 
@@ -640,8 +636,6 @@ no_trunkline(drained, S) ->
     hello_or_probe(enter(greeting, S));          % it may have started again, and been declined
 no_trunkline(Phase, S) when Phase =:= greeting; Phase =:= holding ->
     without_lanes(S);
-no_trunkline(suspended, S) ->
-    over(S);
 no_trunkline(_, S) ->
     S.
 
@@ -684,7 +678,7 @@ reply(false, S) -> S.
 %% If the peer could do more before, the lanes may hold what it can no longer handle.
 agreed(#session{capabilities = Before} = S) ->
     #session{peer = #peer{agreement = #{capabilities := Capabilities}}} = S,
-    S1 = enter(opening, S#session{capabilities = Capabilities, is_settled = true}),
+    S1 = enter(opening, S#session{capabilities = Capabilities, pause = 0}),
     proceed(case Before -- Capabilities of
                 [] -> S1;
                 _ -> order(direct, S1)
@@ -874,7 +868,7 @@ end_session(_, #session{peer = none} = S) ->
 end_session(How, #session{our_inlets = Ours, their_inlets = Theirs} = S) ->
     S1 = (unwatch(peer, S))#session{peer = none, our_open = none, their_inlets = none,
                                     their_open = none, our_inlets = none, our_goodbye = none,
-                                    their_goodbye = none, is_resumed = false},
+                                    their_goodbye = none},
     case {How, Ours, Theirs} of
         {retire, {_, _}, {Counterparts, _}} ->
             effect({end_session, {retire, Counterparts}}, S1#session{is_finishing = true});
