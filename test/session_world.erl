@@ -515,7 +515,7 @@ start_link(X, W) ->
                                              [] -> none;
                                              _ -> {Shape, Lanes}
                                          end,
-                                capabilities => [], has_met => Row =/= none}),
+                                capabilities => []}),
     L = #link{session = Session, lanes = Lanes, knows = Knows},
     carried_out(X, Effects, change(X, fun(P) -> P#peer{link = L} end, W3)).
 

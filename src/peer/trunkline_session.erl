@@ -135,8 +135,7 @@
           node := down | {connected | drained, trunkline_peers:connection(),
                           IsAudience :: boolean()},
           lanes := none | {layout(), [pid()]},            % empty ones
-          capabilities := [trunkline_handshake:capability()],   % the last agreed
-          has_met := boolean()}.                         % there was a session with the peer
+          capabilities := [trunkline_handshake:capability()]}.  % the last agreed
 
 %% To stop, or to drain and then answer. A drain without callers has stalled, and goes on.
 -type request() :: stop | {drain, Callers :: [reference()]}.
@@ -226,7 +225,6 @@
          name = make_ref() :: reference(),
          connection = none :: none | trunkline_peers:connection(),
          is_audience = true :: boolean(),            % see event()
-         has_met :: boolean(),                       % there was a session
          supervisor = none :: none | connecting | watched,   % how the one there is watched
          peer = none :: none | #peer{},
          capabilities :: [trunkline_handshake:capability()],
@@ -257,9 +255,8 @@
 -opaque session() :: #session{}.
 
 -spec new(config()) -> {session(), [effect()]}.
-new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := HasMet} = Config) ->
-    S0 = #session{config = Config, lanes = Lanes, capabilities = Capabilities, has_met = HasMet},
-    S = connection(S0),
+new(#{node := Node, lanes := Lanes, capabilities := Capabilities} = Config) ->
+    S = connection(#session{config = Config, lanes = Lanes, capabilities = Capabilities}),
     effects(case Node of
                 down -> down(lost_queued, S);
                 {connected, Connection, IsAudience} ->
@@ -614,9 +611,9 @@ down(Lost, S) ->
     S1 = dismiss({gone, Lost}, path(down, order({absent, Lost}, S))),
     forget_later(enter(down, S1)).
 
-%% There is nothing to keep of a peer with which there was no session.
-forget_later(#session{has_met = true} = S) -> effect({timer, forget, ?FORGET}, S);
-forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
+%% There is nothing to keep of a node with which no session has begun.
+forget_later(#session{lanes = none} = S) -> effect({timer, forget, ?FORGET_STRANGER}, S);
+forget_later(S) -> effect({timer, forget, ?FORGET}, S).
 
 %% Finds out whether a peer that had lanes will have lanes again. If Trunkline's supervisor is not
 %% there it will not; otherwise its link says hello.
@@ -709,7 +706,7 @@ open(S) ->
     S.
 
 be_up(#session{their_inlets = {Inlets, _}} = S) ->
-    S1 = order({send, Inlets, window(S), sent(S)}, S#session{has_met = true}),
+    S1 = order({send, Inlets, window(S), sent(S)}, S),
     peer_leaves(dismiss(again, enter(up, effect({count, sessions}, path(lanes, S1))))).
 
 %% The peer names its lanes. It may ask again, if it does not know whether we have heard it.
