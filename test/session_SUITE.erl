@@ -164,7 +164,7 @@ held_for_drain(_) ->
 %% A link that stops when the connection is lost waits until its lanes have counted what is lost.
 counts_before_it_stops(_) ->
     {S, _} = steps(up() ++ [stop, {down, peer, noconnection}, finished]),
-    ?assertEqual(finishing, trunkline_session:phase(S)),
+    ?assertEqual(closing, trunkline_session:phase(S)),
     {S1, Effects} = trunkline_session:step(lanes_ready, S),
     ?assertEqual({ended, true}, {trunkline_session:phase(S1), lists:member(stop, Effects)}).
 
@@ -223,8 +223,7 @@ good() ->
 
 bad() ->
     [{2, break()}, {2, connect}, {1, {expire, peer()}}, {1, {gone, peer()}}, {1, {crash, peer()}},
-     {1, {kill, peer(), oneof([none, release()])}}, {1, {stall, peer()}}, {1, {give_up, peer()}},
-     {1, {unreachable, peer()}}].
+     {1, {kill, peer(), oneof([none, release()])}}, {1, {stall, peer()}}, {1, {unreachable, peer()}}].
 
 break() -> {break, range(0, 20)}.
 
@@ -273,7 +272,7 @@ events(#{refs := Refs}) ->
         ++ [{goodbye, Link, theirs} || Link <- Links]
         ++ [{goodbye_ok, Ref} || Ref <- Refs]
         ++ [nodedown, connect, stop, {drain, make_ref()}, lanes_ready, finished, stalled, gone]
-        ++ [{timeout, Name} || Name <- [retry, finish, forget, connect, resume]].
+        ++ [{timeout, Name} || Name <- [retry, forget, connect, resume]].
 
 some_pids() -> [[p1], [p1, p2], [p1, p2, p3]].
 

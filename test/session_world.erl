@@ -144,9 +144,7 @@ command({stall, X}, W) ->
     case peer(X, W) of
         #peer{app = stopping, link = #link{is_patient = true}} -> step(X, stalled, hasty(W));
         _ -> command({late, X}, W)
-    end;
-command({give_up, X}, W) ->
-    fire_early(X, finish, hasty(W), W).
+    end.
 
 %% In a world that is worse then.
 fire_early(X, Timer, Worse, W) ->
@@ -315,8 +313,7 @@ actions(X, #peer{link = Link, lanes = Lanes, inlets = Inlets, connecting = Conne
 
 %% What only the end of patience would end.
 lasts(W) ->
-    [{give_up, X} || X <- ?PEERS, phase(peer(X, W)) =:= finishing]
-        ++ [{stall, X} || X <- ?PEERS, #link{is_patient = true} <- [(peer(X, W))#peer.link]].
+    [{stall, X} || X <- ?PEERS, #link{is_patient = true} <- [(peer(X, W))#peer.link]].
 
 act({wire, X}, #world{wire = Wire} = W) ->
     [Item | Items] = maps:get(X, Wire),
@@ -761,8 +758,6 @@ effect({dismiss, Answer}, X, W) ->
         again -> try_again(X, Room, W1);
         {gone, _} -> lists:foldl(fun(I, W2) -> waits(X, I, none, W2) end, W1, Room)
     end;
-effect({enter, finishing}, _, W) ->
-    W;
 effect({enter, Phase}, X, W) ->
     change(X, fun(P) -> P#peer{row = Phase} end, W);
 effect({patience, What}, X, W) ->

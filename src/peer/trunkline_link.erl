@@ -506,8 +506,6 @@ enter(opening, #link{node = Node} = D) ->
 enter(suspended, #link{session = Session, report = Report} = D) ->
     ok = trunkline_report:suspended(trunkline_session:agreement(Session), Report),
     show(suspended, out_of_reach(D));
-enter(finishing, D) ->
-    D;
 enter(drained, D) ->
     show(drained, went(D));             % the session stays for callers that wait for replies
 enter(Phase, D) ->

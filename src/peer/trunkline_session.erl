@@ -45,18 +45,17 @@
 %%     up         messages go by lane                     lanes            send
 %%     suspended  the connection is lost; both keep all,  as before        suspend, or as before
 %%                and connect again
-%%     closing    the lanes deliver what they have        wait, or direct; drain (send), or direct
-%%                                                        lanes, if the
+%%     closing    the lanes deliver what they have, and   wait, or direct; drain (send), direct,
+%%                then the inlets, if we leave            lanes, if the    or absent
 %%                                                        peer is silent
-%%     finishing  the inlets deliver what has arrived     as before        as before
 %%     drained    without lanes until they connect again  direct           send, or direct
 %%     ended      the link ends too
 %%
 %%     down ── nodeup ──> greeting ── hello ──> opening ── opened ──> up ── goodbye ──> closing
 %%                                                                                      │
 %%     greeting <──────────── the peer has left, or has no Trunkline ───────────────────┤
-%%     drained <───────────── we drain (by way of finishing, if the session ends) ──────┤
-%%     ended <── finishing <─ we stop ──────────────────────────────────────────────────┘
+%%     drained <───────────── we drain ─────────────────────────────────────────────────┤
+%%     ended <─────────────── we stop ──────────────────────────────────────────────────┘
 %%
 %%     opening, up ── the peer's link dies ──> holding ── hello ──> opening
 %%     down ── nodeup, with lanes ───────────> holding ── no Trunkline there ──> closing
@@ -100,8 +99,8 @@
 %% peer's inlets received in the session before may not have been delivered yet, and plain
 %% distribution would overtake it. Neither begins while the session is suspended.
 %%
-%% Patience ends when the peer has not been heard for a while (effect patience, event stalled). A
-%% stop then ends the session without it. A drain answers its callers, and goes on: if senders used
+%% Patience ends when nothing has moved for a while (effect patience, event stalled). A stop then
+%% ends the session without the peer, and without its own inlets the next time. A drain answers its callers, and goes on: if senders used
 %% plain distribution now they would overtake what the peer has not delivered. But they should
 %% not wait for a peer that stands still. So the gates open again, up to their bounds, and close
 %% with the next sign that the drain can be completed. Drains that are asked for meanwhile join the
@@ -120,8 +119,7 @@
 
 -export_type([session/0, phase/0, event/0, role/0, layout/0]).
 
--type phase() :: down | greeting | holding | opening | up | suspended | closing | finishing
-               | drained | ended.
+-type phase() :: down | greeting | holding | opening | up | suspended | closing | drained | ended.
 
 %% The number of lanes, the charge from which on a message is large, and the limit of all large
 %% messages together.
@@ -143,7 +141,7 @@
 %% not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | supervisor | asked.
 -type what() :: lanes | inlets | trunk.
--type timer() :: retry | finish | forget | connect | resume | settled.
+-type timer() :: retry | forget | connect | resume | settled.
 
 -type event() ::
         %% The node. If it is not an audience it may not be an Erlang node: it is sent nothing until
@@ -205,8 +203,6 @@
 
 %% ms
 -define(AGAIN, 200).               % when there was no process left
--define(FINISH, 1000).             % to deliver what has arrived
--define(RETIRE, 2000).             % the same, when callers may wait for replies
 -define(FORGET, 3_600_000).        % after which a peer that is gone is forgotten
 -define(FORGET_STRANGER, 1000).    % the same, of a node with which there was no session
 -define(PAUSE, 50).                % before another attempt to connect; longer each time
@@ -436,32 +432,20 @@ event({started, trunk}, #session{phase = opening} = S) ->
     be_up(S);
 event({system_limit, _}, S) ->
     effect({timer, retry, ?AGAIN}, S);
-event(lanes_ready, #session{phase = opening} = S) ->
-    proceed(S#session{is_ready = true});
-event(lanes_ready, #session{phase = closing} = S) ->
-    closing(S#session{is_ready = true});
-event(lanes_ready, #session{phase = finishing} = S) ->
-    finished(S#session{is_ready = true});
 event(lanes_ready, S) ->
-    S#session{is_ready = true};
-event(finished, #session{phase = opening} = S) ->
-    proceed(S#session{is_finishing = false});
-event(finished, #session{phase = finishing} = S) ->
-    finished(S#session{is_finishing = false});
+    go_on(S#session{is_ready = true});
 event(finished, #session{phase = drained} = S) ->
     decline(S#session{is_finishing = false});
 event(finished, S) ->
-    S#session{is_finishing = false};
-event({timeout, retry}, #session{phase = opening} = S) ->
-    proceed(S);
+    go_on(S#session{is_finishing = false});
+event({timeout, retry}, S) ->
+    go_on(S);
 event({timeout, connect}, #session{phase = suspended, supervisor = none} = S) ->
     connect(S);
 event({timeout, settled}, #session{phase = Phase} = S) when Phase =/= suspended ->
     S#session{pause = 0};
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
-event({timeout, finish}, #session{phase = finishing} = S) ->
-    has_left(S);
 event({timeout, forget}, #session{phase = down, supervisor = none} = S) ->
     %% The runtime system may still list the node as connected: then the link is not ended yet.
     forget_later(effect(forget, S));
@@ -469,6 +453,11 @@ event({timeout, forget}, #session{phase = down} = S) ->
     forget_later(S);
 event({timeout, _}, S) ->
     S.
+
+%% Does what can be done next on the way up, or on the way down.
+go_on(#session{phase = opening} = S) -> proceed(S);
+go_on(#session{phase = closing} = S) -> closing(S);
+go_on(S) -> S.
 
 %% Begins requests that were put off, as soon as that is possible.
 next(#session{phase = ended} = S) ->
@@ -514,8 +503,11 @@ stalled(#session{phase = Phase, leaving = none, requests = [stop | Requests]} = 
     leave(stop, end_session(finish, S#session{requests = Requests}));
 stalled(#session{phase = suspended, leaving = none, requests = [stop | Requests]} = S) ->
     leave(stop, over(S#session{requests = Requests}));
+stalled(#session{phase = closing, leaving = stop, peer = #peer{}} = S) ->
+    %% What its lanes still have is lost.
+    closing((end_session(finish, S))#session{is_ready = true});
 stalled(#session{phase = closing, leaving = stop} = S) ->
-    finish(?FINISH, end_session(finish, S));
+    effect(stop, S#session{phase = ended});
 stalled(S) ->
     reopen(S).
 
@@ -595,15 +587,17 @@ over(#session{supervisor = Supervisor} = S) ->
         S1 -> S1
     end.
 
-%% The connection is lost, and with it the session. The caller of a drain is told; a stop only has
-%% to finish.
+%% The connection is lost, and with it the session. The caller of a drain is told. A stop waits until
+%% what has arrived is delivered, and what is lost is counted.
 disconnected(#session{leaving = Leaving} = S) ->
     S1 = connection(unwatch(asked, unwatch_supervisor(end_session(lost, S)))),
     S2 = S1#session{name = make_ref(), leaving = none},
     case Leaving of
         none -> down(lost_queued, S2);
         {drain, Callers} -> answer(Callers, noconnection, down(lost_queued, S2));
-        stop -> finish(?FINISH, order({absent, lost_queued}, S2#session{leaving = stop}))
+        stop ->
+            S3 = order({absent, lost_queued}, wait(S2#session{leaving = stop})),
+            closing(enter(closing, dismiss({gone, lost_queued}, S3)))
     end.
 
 %% What was meant for the connection that was lost, or could not be made, is lost.
@@ -808,7 +802,8 @@ farewell(_, S) ->
 wait(#session{path = direct} = S) -> S;
 wait(S) -> path(wait, S).
 
-%% Goes on when our lanes are done, and the peer has answered our goodbye, if there was one.
+%% Goes on when our lanes are done, and the peer has answered our goodbye, if there was one; and if
+%% the session has ended, when everything that has arrived is delivered.
 closing(#session{path = lanes} = S) ->
     wait_again(S);
 closing(#session{is_ready = false} = S) ->
@@ -823,37 +818,21 @@ closing(S) ->
 
 delivered(#session{leaving = none} = S) ->
     plain(S);
-delivered(#session{leaving = stop} = S) ->
-    %% From here on no sender needs the lanes. Inlets may have to deliver, and to wait for replies.
-    S1 = dismiss(again, enter(drained, path(direct, S))),
-    finish(?RETIRE, end_session(retire, S1));
 delivered(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
     answer(Callers, ok, be_drained(S#session{leaving = none}));
-delivered(S) ->
-    finish(?FINISH, S).
-
-%% Waits until everything that has arrived is delivered, and what is lost is counted, but no longer
-%% than that.
-finish(Milliseconds, S) ->
-    case has_finished(S) of
-        true -> has_left(S);
-        false -> enter(finishing, effect({timer, finish, Milliseconds}, S))
-    end.
-
-finished(S) ->
-    case has_finished(S) of
-        true -> has_left(S);
-        false -> S
-    end.
-
-has_finished(#session{is_finishing = IsFinishing, mode = Mode, is_ready = IsReady}) ->
-    not IsFinishing andalso (Mode =/= absent orelse IsReady).
-
-has_left(#session{leaving = stop} = S) ->
-    effect(stop, S#session{phase = ended});
-has_left(#session{leaving = {drain, Callers}} = S) ->
+delivered(#session{leaving = stop, peer = #peer{}} = S) ->
+    %% Inlets may have to deliver, and to wait for replies.
+    delivered(end_session(retire, S));
+delivered(#session{leaving = stop, path = Path} = S) when Path =/= direct ->
+    %% From here on no sender needs the lanes, and others see that.
+    delivered(effect({enter, drained}, dismiss(again, path(direct, S))));
+delivered(#session{is_finishing = true} = S) ->
+    S;
+delivered(#session{leaving = {drain, Callers}} = S) ->
     %% The session has ended here, so it must end there, too.
-    decline(answer(Callers, ok, be_drained(S#session{leaving = none}))).
+    decline(answer(Callers, ok, be_drained(S#session{leaving = none})));
+delivered(#session{leaving = stop} = S) ->
+    effect(stop, S#session{phase = ended}).
 
 %% Lasts until the connection is lost, or Trunkline stops at the peer.
 be_drained(S) -> enter(drained, watch_supervisor(dismiss(again, path(direct, S)))).
