@@ -103,8 +103,8 @@
 %% ends the session without the peer, and without its own inlets the next time. A drain answers its callers, and goes on: if senders used
 %% plain distribution now they would overtake what the peer has not delivered. But they should
 %% not wait for a peer that stands still. So the gates open again, up to their bounds, and close
-%% with the next sign that the drain can be completed. Drains that are asked for meanwhile join the
-%% one that is under way.
+%% with the next sign that the drain can be completed. Requests that come meanwhile join the one that
+%% is under way.
 %%
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
@@ -135,8 +135,6 @@
           lanes := none | {layout(), [pid()]},            % empty ones
           capabilities := [trunkline_handshake:capability()]}.  % the last agreed
 
-%% To stop, or to drain and then answer. A drain without callers has stalled, and goes on.
--type request() :: stop | {drain, Callers :: [reference()]}.
 %% What a link watches: the peer's link; Trunkline's supervisor there, without which the peer does
 %% not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | supervisor | asked.
@@ -228,7 +226,6 @@
          %% peer open inlets for them, and its inlets.
          lanes = none :: none | {layout(), [pid()]},
          path = direct :: trunkline_gate:path(),
-         is_held = false :: boolean(),               % `wait', only since a request waits
          mode = hold :: hold | direct | absent | send,
          is_ready = true :: boolean(),
          our_open = none :: none | reference(),
@@ -243,10 +240,12 @@
          %% How long to wait before the next attempt to connect while it is suspended. 0: the last
          %% connection has lasted for a while.
          pause = 0 :: non_neg_integer(),
-         %% The request to leave that is being carried out, and those that come next.
-         leaving = none :: none | request(),
+         %% Whether we are to leave, and have begun; and who is told of it. A drain without callers
+         %% has stalled, and goes on.
+         leaving = none :: none | drain | stop,
+         has_begun = false :: boolean(),
+         callers = [] :: [reference()],
          is_patient = false :: boolean(),            % the effect patience is in force
-         requests = [] :: [request()],
          effects = [] :: [effect()]}).               % of this step, the last one first
 -opaque session() :: #session{}.
 
@@ -405,27 +404,20 @@ event({goodbye_ok, Ref}, #session{phase = closing, our_goodbye = Ref} = S) ->
 event({goodbye_ok, _}, S) ->
     S;
 
-%% Requests to leave wait for each other, and while the session opens. Drains join.
-event(stop, #session{requests = Requests} = S) ->
-    S#session{requests = Requests ++ [stop]};
-event({drain, Caller}, #session{leaving = {drain, Callers}} = S) ->
-    wait_again(S#session{leaving = {drain, [Caller | Callers]}});
-event({drain, Caller}, #session{requests = Requests} = S) ->
-    S#session{requests = case lists:keytake(drain, 1, Requests) of
-                             {value, {drain, Callers}, _} ->
-                                 lists:keyreplace(drain, 1, Requests, {drain, [Caller | Callers]});
-                             false ->
-                                 Requests ++ [{drain, [Caller]}]
-                         end};
+%% A request to leave joins the one that is under way. A stop turns a drain into a stop.
+event(stop, S) ->
+    wait_again(S#session{leaving = stop});
+event({drain, _} = Drain, #session{leaving = none} = S) ->
+    event(Drain, S#session{leaving = drain});
+event({drain, Caller}, #session{callers = Callers} = S) ->
+    wait_again(S#session{callers = [Caller | Callers]});
 event(stalled, S) ->
     stalled(S#session{is_patient = false});
 
 %% Outcomes of effects.
-event({started, lanes, Lanes}, #session{phase = opening, path = Path, is_held = IsHeld} = S) ->
+event({started, lanes, Lanes}, #session{phase = opening} = S) ->
     S1 = S#session{lanes = {layout(S), Lanes}, mode = hold, is_ready = true},
-    proceed(path(if Path =:= direct; IsHeld -> direct;
-                    true -> lanes
-                 end, S1));
+    proceed(path(direct, S1));
 event({started, inlets, Inlets}, #session{phase = opening} = S) ->
     proceed(say_opened(S#session{our_inlets = Inlets}));
 event({started, trunk}, #session{phase = opening} = S) ->
@@ -459,25 +451,23 @@ go_on(#session{phase = opening} = S) -> proceed(S);
 go_on(#session{phase = closing} = S) -> closing(S);
 go_on(S) -> S.
 
-%% Begins requests that were put off, as soon as that is possible.
+%% Begins to leave, as soon as that is possible.
 next(#session{phase = ended} = S) ->
     S;
-next(#session{leaving = none, phase = Phase, requests = [Request | Requests]} = S)
-  when Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
-    next(leave(Request, S#session{requests = Requests}));
-next(#session{leaving = {drain, []}, requests = [Request | Requests]} = S) ->
-    next(wait_again(S#session{leaving = Request, requests = Requests}));
-next(#session{requests = [{drain, []} | [_ | _] = Requests]} = S) ->
-    next(S#session{requests = Requests});
+next(#session{leaving = Leaving, has_begun = false, phase = Phase} = S)
+  when Leaving =/= none, Phase =/= opening, Phase =/= holding, Phase =/= suspended ->
+    next(leave(S));
 next(S) ->
     patience(hold_senders(S)).
 
 %% Senders that use plain distribution while the session opens may fill the connection, so that the
 %% peer is heard too late. Once a request to leave waits, they wait as well, as they do when the
 %% link leaves in phase up.
-hold_senders(#session{leaving = none, phase = opening, path = direct, requests = [Request | _]} = S)
-  when Request =/= {drain, []} ->
-    (path(wait, S))#session{is_held = true};
+hold_senders(#session{phase = opening, path = direct} = S) ->
+    case is_awaited(S) of
+        true -> path(wait, S);
+        false -> S
+    end;
 hold_senders(S) ->
     S.
 
@@ -489,25 +479,25 @@ patience(#session{is_patient = IsPatient} = S) ->
         false -> effect({patience, cancel}, S#session{is_patient = false})
     end.
 
-is_awaited(#session{leaving = none, requests = [Request | _]}) -> Request =/= {drain, []};
 is_awaited(#session{phase = closing, path = wait}) -> true;
-is_awaited(#session{leaving = Leaving}) -> Leaving =/= none andalso Leaving =/= {drain, []}.
+is_awaited(#session{leaving = Leaving, callers = Callers}) ->
+    Leaving =:= stop orelse Callers =/= [].
 
 %% The peer has not been heard for a while.
-stalled(#session{leaving = none, requests = [{drain, Callers} | Requests]} = S) ->
-    let_go(answer(Callers, timeout, S#session{requests = [{drain, []} | Requests]}));
-stalled(#session{leaving = {drain, Callers}} = S) ->
-    reopen(answer(Callers, timeout, S#session{leaving = {drain, []}}));
-stalled(#session{phase = Phase, leaving = none, requests = [stop | Requests]} = S)
-  when Phase =:= opening; Phase =:= holding ->
-    leave(stop, end_session(finish, S#session{requests = Requests}));
-stalled(#session{phase = suspended, leaving = none, requests = [stop | Requests]} = S) ->
-    leave(stop, over(S#session{requests = Requests}));
-stalled(#session{phase = closing, leaving = stop, peer = #peer{}} = S) ->
+stalled(#session{callers = [_ | _]} = S) ->
+    stalled(answer(timeout, S));
+stalled(#session{leaving = stop, has_begun = false, phase = suspended} = S) ->
+    leave(over(S));
+stalled(#session{leaving = stop, has_begun = false} = S) ->
+    leave(end_session(finish, S));
+stalled(#session{leaving = stop, peer = #peer{}} = S) ->
     %% What its lanes still have is lost.
     closing((end_session(finish, S))#session{is_ready = true});
-stalled(#session{phase = closing, leaving = stop} = S) ->
+stalled(#session{leaving = stop} = S) ->
     effect(stop, S#session{phase = ended});
+stalled(#session{leaving = drain, has_begun = false, path = wait, mode = Mode} = S)
+  when Mode =/= direct ->
+    path(direct, S);                   % as before they were held: see hold_senders/1
 stalled(S) ->
     reopen(S).
 
@@ -521,10 +511,6 @@ reopen(S) ->
 %% and wait again, until what they have sent meanwhile is delivered, too.
 wait_again(#session{phase = closing, path = lanes} = S) -> order(drain, wait(S));
 wait_again(S) -> S.
-
-%% Senders that were held for a drain use plain distribution again.
-let_go(#session{is_held = true} = S) -> dismiss(again, path(direct, S));
-let_go(S) -> S.
 
 %% --- the connection -------------------------------------------------------
 
@@ -589,15 +575,16 @@ over(#session{supervisor = Supervisor} = S) ->
 
 %% The connection is lost, and with it the session. The caller of a drain is told. A stop waits until
 %% what has arrived is delivered, and what is lost is counted.
-disconnected(#session{leaving = Leaving} = S) ->
+disconnected(S) ->
     S1 = connection(unwatch(asked, unwatch_supervisor(end_session(lost, S)))),
-    S2 = S1#session{name = make_ref(), leaving = none},
-    case Leaving of
-        none -> down(lost_queued, S2);
-        {drain, Callers} -> answer(Callers, noconnection, down(lost_queued, S2));
-        stop ->
-            S3 = order({absent, lost_queued}, wait(S2#session{leaving = stop})),
-            closing(enter(closing, dismiss({gone, lost_queued}, S3)))
+    case S1#session{name = make_ref()} of
+        #session{has_begun = true, leaving = stop} = S2 ->
+            S3 = order({absent, lost_queued}, wait(answer(noconnection, S2))),
+            closing(enter(closing, dismiss({gone, lost_queued}, S3)));
+        #session{has_begun = true} = S2 ->
+            down(lost_queued, left(noconnection, S2));
+        S2 ->
+            down(lost_queued, S2)
     end.
 
 %% What was meant for the connection that was lost, or could not be made, is lost.
@@ -633,7 +620,7 @@ no_trunkline(_, S) ->
 %% --- the way up -----------------------------------------------------------
 
 %% A link at the peer that we did not know has said hello.
-greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leaving = Leaving} = S) ->
+greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer} = S) ->
     #session{config = #{hello := Ours}} = S,
     case {trunkline_handshake:agree(Ours, Hello), Peer} of
         {{error, malformed}, #peer{}} ->
@@ -650,7 +637,7 @@ greeted({hello, Link, Name, Hello, Answer} = Event, #session{peer = Peer, leavin
         {_, #peer{}} ->
             %% The news that the session before has ended is still under way.
             event(Event, peer_link_down(S));
-        {_, none} when Leaving =/= none ->
+        {_, none} when S#session.has_begun ->
             S;                         % the peer is told in the end, or finds out
         {{ok, Agreement}, none} ->
             Agreed = #peer{link = Link, session = Name, agreement = Agreement},
@@ -767,28 +754,27 @@ peer_leaves(#session{phase = closing} = S) ->
 peer_leaves(#session{phase = opening} = S) ->
     S.                                 % be_up/1 comes back to this
 
-leave({drain, Callers}, #session{phase = down} = S) ->
-    answer(Callers, noconnection, S);
-leave({drain, Callers}, #session{phase = drained} = S) ->
-    answer(Callers, ok, S);
-leave({drain, Callers}, #session{phase = greeting, peer = #peer{}} = S) ->
+leave(#session{leaving = drain, phase = down} = S) ->
+    left(noconnection, S);
+leave(#session{leaving = drain, phase = drained} = S) ->
+    left(ok, S);
+leave(#session{leaving = drain, phase = greeting, peer = #peer{}} = S) ->
     %% The peer has left already. Its lanes may still deliver.
-    answer(Callers, ok, be_drained(S));
-leave(Request, #session{phase = Phase} = S) ->
+    left(ok, be_drained(S));
+leave(#session{phase = Phase} = S) ->
     S1 = case Phase of
              down -> S;                % what the lanes keep needs the connection that is being made
              _ -> unwatch_supervisor(wait_again(S))
          end,
-    S2 = farewell(Request, S1#session{leaving = Request}),
-    closing(enter(closing, S2)).
+    closing(enter(closing, farewell(S1#session{has_begun = true}))).
+
+left(Result, S) -> (answer(Result, S))#session{leaving = none, has_begun = false}.
 
 %% In a session both sides deliver what they have. Without one our lanes deliver by plain
-%% distribution, or have done so.
-farewell(_, #session{lanes = none} = S) ->
+%% distribution.
+farewell(#session{lanes = none} = S) ->
     S;
-farewell({drain, _}, #session{phase = greeting} = S) ->
-    S;
-farewell(_, #session{peer = #peer{link = Link}, mode = send, phase = Phase} = S) ->
+farewell(#session{peer = #peer{link = Link}, mode = send, phase = Phase} = S) ->
     #session{config = #{link := Self}} = S,
     Ref = make_ref(),
     S1 = say(Link, {goodbye, Self, Ref}, wait(S#session{our_goodbye = Ref})),
@@ -796,7 +782,7 @@ farewell(_, #session{peer = #peer{link = Link}, mode = send, phase = Phase} = S)
         closing -> S1;
         _ -> order(drain, S1)
     end;
-farewell(_, S) ->
+farewell(S) ->
     order(direct, wait(S)).
 
 wait(#session{path = direct} = S) -> S;
@@ -818,24 +804,24 @@ closing(S) ->
 
 delivered(#session{leaving = none} = S) ->
     plain(S);
-delivered(#session{leaving = {drain, Callers}, peer = #peer{}} = S) ->
-    answer(Callers, ok, be_drained(S#session{leaving = none}));
+delivered(#session{leaving = drain, peer = #peer{}} = S) ->
+    left(ok, be_drained(S));
 delivered(#session{leaving = stop, peer = #peer{}} = S) ->
     %% Inlets may have to deliver, and to wait for replies.
     delivered(end_session(retire, S));
 delivered(#session{leaving = stop, path = Path} = S) when Path =/= direct ->
     %% From here on no sender needs the lanes, and others see that.
-    delivered(effect({enter, drained}, dismiss(again, path(direct, S))));
+    delivered(effect({enter, drained}, path(direct, S)));
 delivered(#session{is_finishing = true} = S) ->
     S;
-delivered(#session{leaving = {drain, Callers}} = S) ->
+delivered(#session{leaving = drain} = S) ->
     %% The session has ended here, so it must end there, too.
-    decline(answer(Callers, ok, be_drained(S#session{leaving = none})));
+    decline(left(ok, be_drained(S)));
 delivered(#session{leaving = stop} = S) ->
-    effect(stop, S#session{phase = ended}).
+    effect(stop, (answer(ok, S))#session{phase = ended}).
 
 %% Lasts until the connection is lost, or Trunkline stops at the peer.
-be_drained(S) -> enter(drained, watch_supervisor(dismiss(again, path(direct, S)))).
+be_drained(S) -> enter(drained, watch_supervisor(path(direct, S))).
 
 %% Ends what is left of the session. After a goodbye that was answered, or will not be, the inlets
 %% retire.
@@ -900,10 +886,10 @@ unwatch(Role, S) -> effect({unwatch, Role}, S).
 
 path(_, #session{lanes = none} = S) ->
     S#session{path = direct};
-path(lanes, #session{path = wait} = S) ->
-    dismiss(again, effect({path, lanes}, S#session{path = lanes, is_held = false}));
+path(Path, #session{path = wait} = S) when Path =:= lanes; Path =:= direct ->
+    dismiss(again, effect({path, Path}, S#session{path = Path}));
 path(Path, S) ->
-    effect({path, Path}, S#session{path = Path, is_held = false}).
+    effect({path, Path}, S#session{path = Path}).
 
 %% Lanes drain in the mode that they have, and keep it while they are suspended.
 order(_, #session{lanes = none} = S) ->
@@ -919,5 +905,7 @@ order(Order, #session{mode = Mode} = S) ->
 
 dismiss(Answer, S) -> effect({dismiss, Answer}, S).
 
-answer(Callers, Result, S) ->
-    lists:foldr(fun(Caller, S1) -> effect({answer, Caller, Result}, S1) end, S, Callers).
+%% All who wait for a drain.
+answer(Result, #session{callers = Callers} = S) ->
+    lists:foldr(fun(Caller, S1) -> effect({answer, Caller, Result}, S1) end,
+                S#session{callers = []}, Callers).
