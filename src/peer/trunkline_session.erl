@@ -100,11 +100,11 @@
 %% distribution would overtake it. Neither begins while the session is suspended.
 %%
 %% Patience ends when nothing has moved for a while (effect patience, event stalled). A stop then
-%% ends the session without the peer, and without its own inlets the next time. A drain answers its callers, and goes on: if senders used
-%% plain distribution now they would overtake what the peer has not delivered. But they should
-%% not wait for a peer that stands still. So the gates open again, up to their bounds, and close
-%% with the next sign that the drain can be completed. Requests that come meanwhile join the one that
-%% is under way.
+%% ends the session without the peer, and the next time without its own inlets. A drain answers its
+%% callers, and goes on: if senders used plain distribution now they would overtake what the peer has
+%% not delivered. But they should not wait for a peer that stands still. So the gates open again, up
+%% to their bounds, and close with the next sign that the drain can be completed. Requests that come
+%% meanwhile join the one that is under way.
 %%
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
@@ -293,16 +293,10 @@ event(Change, #session{phase = closing, leaving = stop, supervisor = connecting}
     S;                                 % we leave a node that is down, and wait for a connection
 event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
     reconnected(set_connection(Connection, IsAudience, S));
-event({nodeup, Connection, IsAudience}, #session{connection = Connection, phase = Phase} = S)
-  when Phase =:= greeting; Phase =:= holding; Phase =:= opening; Phase =:= up;
-       Phase =:= closing, S#session.leaving =:= none;
-       Phase =:= closing, S#session.peer =/= none ->
+event({nodeup, Connection, _}, #session{connection = Connection, phase = drained} = S) ->
+    stay_drained(S);
+event({nodeup, Connection, IsAudience}, #session{connection = Connection} = S) ->
     say_open(hello_or_probe(S#session{is_audience = IsAudience}));
-event({nodeup, Connection, _}, #session{connection = Connection} = S) ->
-    case S of
-        #session{phase = drained, peer = none, is_finishing = false} -> decline(S);
-        _ -> S
-    end;
 event({nodeup, _, _} = Up, S) ->
     %% If there is a session it belongs to an earlier connection. The news that this was lost has
     %% been missed, or is still under way.
@@ -367,9 +361,9 @@ event({hello, Link, Name, _, Answer}, #session{peer = #peer{link = Link, session
     end;
 event({hello, _, _, _, _} = Hello, #session{phase = drained, peer = #peer{}} = S) ->
     event(Hello, peer_link_down(S));         % the news that the peer's link has died is under way
-event({hello, _, _, _, true}, #session{phase = drained, is_finishing = false} = S) ->
-    decline(S#session{is_audience = true});
-event({hello, _, _, _, _}, #session{phase = drained} = S) ->
+event({hello, _, _, _, true}, #session{phase = drained} = S) ->
+    stay_drained(S#session{is_audience = true});
+event({hello, _, _, _, false}, #session{phase = drained} = S) ->
     S;
 event({hello, _, _, _, _} = Hello, S) ->
     greeted(Hello, S#session{is_audience = true});
@@ -427,7 +421,7 @@ event({system_limit, _}, S) ->
 event(lanes_ready, S) ->
     go_on(S#session{is_ready = true});
 event(finished, #session{phase = drained} = S) ->
-    decline(S#session{is_finishing = false});
+    stay_drained(S#session{is_finishing = false});
 event(finished, S) ->
     go_on(S#session{is_finishing = false});
 event({timeout, retry}, S) ->
@@ -612,10 +606,8 @@ unwatch_supervisor(S) -> unwatch(supervisor, S#session{supervisor = none}).
 %% Trunkline does not run at the peer, or no longer.
 no_trunkline(drained, S) ->
     hello_or_probe(enter(greeting, S));          % it may have started again, and been declined
-no_trunkline(Phase, S) when Phase =:= greeting; Phase =:= holding ->
-    without_lanes(S);
 no_trunkline(_, S) ->
-    S.
+    without_lanes(S).
 
 %% --- the way up -----------------------------------------------------------
 
@@ -718,14 +710,10 @@ layout(#session{config = #{large_bytes := LargeBytes},
 peer_link_down(#session{phase = closing} = S) ->
     closing(order(direct, end_session(retire, S)));
 peer_link_down(#session{phase = drained} = S) ->
-    %% The hello of its successor may have been missed. If that used plain distribution now it could
-    %% overtake what our inlets have: see event finished.
-    case enter(drained, order(direct, end_session(retire, S))) of
-        #session{is_finishing = true} = S1 -> S1;
-        S1 -> decline(S1)
-    end;
+    %% The hello of its successor may have been missed.
+    stay_drained(order(direct, end_session(retire, S)));
 peer_link_down(#session{phase = greeting} = S) ->
-    plain(order(direct, end_session(retire, S)));
+    order(direct, end_session(retire, S));
 peer_link_down(#session{phase = suspended} = S) ->
     over(S);
 peer_link_down(#session{path = direct} = S) ->
@@ -737,8 +725,6 @@ peer_link_down(S) ->
 %% delivered them that way.
 without_lanes(#session{phase = holding} = S) ->
     closing(enter(closing, order(direct, path(wait, S))));
-without_lanes(#session{phase = greeting} = S) ->
-    plain(S);
 without_lanes(S) ->
     S.
 
@@ -819,6 +805,11 @@ delivered(#session{leaving = drain} = S) ->
     decline(left(ok, be_drained(S)));
 delivered(#session{leaving = stop} = S) ->
     effect(stop, (answer(ok, S))#session{phase = ended}).
+
+%% Another link of the peer is told so. If it used plain distribution before our inlets have
+%% delivered, that could overtake what they have: see event finished.
+stay_drained(#session{peer = none, is_finishing = false} = S) -> decline(S);
+stay_drained(S) -> S.
 
 %% Lasts until the connection is lost, or Trunkline stops at the peer.
 be_drained(S) -> enter(drained, watch_supervisor(path(direct, S))).
