@@ -332,8 +332,11 @@ event({down, supervisor, noconnection}, S) ->
     disconnected(S#session{supervisor = none});
 event({down, supervisor, _}, #session{phase = suspended} = S) ->
     over(S);
-event({down, supervisor, _}, #session{phase = Phase} = S) ->
-    no_trunkline(Phase, S#session{supervisor = none});
+event({down, supervisor, _}, #session{phase = drained} = S) ->
+    %% It may have started again, and been declined.
+    hello_or_probe(enter(greeting, S#session{supervisor = none}));
+event({down, supervisor, _}, S) ->
+    without_lanes(S#session{supervisor = none});
 event({down, asked, noproc}, #session{phase = Phase} = S)
   when Phase =:= greeting; Phase =:= holding; Phase =:= suspended ->
     say_hello(true, S);
@@ -387,7 +390,7 @@ event({opened, _, _, _}, S) ->
 event({goodbye, Link, Ref}, #session{phase = Phase, peer = #peer{link = Link}} = S)
   when S#session.our_inlets =/= none,
        Phase =:= opening orelse Phase =:= up orelse Phase =:= closing ->
-    %% (While the session opens it has our inlets, and what it said of its own was lost.)
+    %% It has been up, and so has our inlets. (If its `opened' was lost it says that again.)
     peer_leaves(S#session{their_goodbye = Ref});
 event({goodbye, Link, Ref}, #session{phase = suspended, peer = #peer{link = Link}} = S) ->
     S#session{their_goodbye = Ref};    % the peer has resumed before us
@@ -603,12 +606,6 @@ connect(S) -> effect({connect, supervisor}, S#session{supervisor = connecting}).
 unwatch_supervisor(#session{supervisor = none} = S) -> S;
 unwatch_supervisor(S) -> unwatch(supervisor, S#session{supervisor = none}).
 
-%% Trunkline does not run at the peer, or no longer.
-no_trunkline(drained, S) ->
-    hello_or_probe(enter(greeting, S));          % it may have started again, and been declined
-no_trunkline(_, S) ->
-    without_lanes(S).
-
 %% --- the way up -----------------------------------------------------------
 
 %% A link at the peer that we did not know has said hello.
@@ -747,12 +744,8 @@ leave(#session{leaving = drain, phase = drained} = S) ->
 leave(#session{leaving = drain, phase = greeting, peer = #peer{}} = S) ->
     %% The peer has left already. Its lanes may still deliver.
     left(ok, be_drained(S));
-leave(#session{phase = Phase} = S) ->
-    S1 = case Phase of
-             down -> S;                % what the lanes keep needs the connection that is being made
-             _ -> unwatch_supervisor(wait_again(S))
-         end,
-    closing(enter(closing, farewell(S1#session{has_begun = true}))).
+leave(S) ->
+    closing(enter(closing, farewell(S#session{has_begun = true}))).
 
 left(Result, S) -> (answer(Result, S))#session{leaving = none, has_begun = false}.
 
@@ -794,17 +787,17 @@ delivered(#session{leaving = drain, peer = #peer{}} = S) ->
     left(ok, be_drained(S));
 delivered(#session{leaving = stop, peer = #peer{}} = S) ->
     %% Inlets may have to deliver, and to wait for replies.
-    delivered(end_session(retire, S));
-delivered(#session{leaving = stop, path = Path} = S) when Path =/= direct ->
-    %% From here on no sender needs the lanes, and others see that.
-    delivered(effect({enter, drained}, path(direct, S)));
+    delivered(end_session(retire, done_with_lanes(S)));
 delivered(#session{is_finishing = true} = S) ->
     S;
 delivered(#session{leaving = drain} = S) ->
     %% The session has ended here, so it must end there, too.
     decline(left(ok, be_drained(S)));
 delivered(#session{leaving = stop} = S) ->
-    effect(stop, (answer(ok, S))#session{phase = ended}).
+    effect(stop, (answer(ok, done_with_lanes(S)))#session{phase = ended}).
+
+%% From here on no sender needs the lanes, and others see that.
+done_with_lanes(S) -> effect({enter, drained}, path(direct, S)).
 
 %% Another link of the peer is told so. If it used plain distribution before our inlets have
 %% delivered, that could overtake what they have: see event finished.
@@ -822,17 +815,13 @@ end_session(How, #session{our_inlets = Ours, their_inlets = Theirs} = S) ->
     S1 = (unwatch(peer, S))#session{peer = none, our_open = none, their_inlets = none,
                                     their_open = none, our_inlets = none, our_goodbye = none,
                                     their_goodbye = none},
-    case {How, Ours, Theirs} of
-        {retire, {_, _}, {Counterparts, _}} ->
-            effect({end_session, {retire, Counterparts}}, S1#session{is_finishing = true});
-        _ ->
-            End = case How of
-                      lost -> lost;
-                      _ -> finish
-                  end,
-            effect({end_session, End},
-                   S1#session{is_finishing = S#session.is_finishing orelse Ours =/= none})
-    end.
+    End = case {How, Ours, Theirs} of
+              {retire, {_, _}, {Counterparts, _}} -> {retire, Counterparts};
+              {retire, _, _} -> finish;
+              _ -> How
+          end,
+    effect({end_session, End},
+           S1#session{is_finishing = S#session.is_finishing orelse Ours =/= none}).
 
 %% --- effects --------------------------------------------------------------
 
