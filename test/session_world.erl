@@ -130,7 +130,15 @@ command({break, Keep}, W) ->
                     false -> bad(W)
                 end);
 command({expire, X}, W) ->
-    fire_early(X, resume, bad(W), W);
+    case peer(X, W) of
+        #peer{link = #link{timers = Timers}} ->
+            case lists:member(resume, Timers) of
+                true -> fire(X, resume, bad(W));
+                false -> W
+            end;
+        _ ->
+            W
+    end;
 command({gone, X}, W) ->
     case phase(peer(X, W)) of
         suspended -> step(X, gone, bad(W));
@@ -144,18 +152,6 @@ command({stall, X}, W) ->
     case peer(X, W) of
         #peer{app = stopping, link = #link{is_patient = true}} -> step(X, stalled, hasty(W));
         _ -> command({late, X}, W)
-    end.
-
-%% In a world that is worse then.
-fire_early(X, Timer, Worse, W) ->
-    case peer(X, W) of
-        #peer{link = #link{timers = Timers}} ->
-            case lists:member(Timer, Timers) of
-                true -> fire(X, Timer, Worse);
-                false -> W
-            end;
-        _ ->
-            W
     end.
 
 one_goes(N, W) ->
