@@ -61,7 +61,6 @@
          carriers = #{} :: #{pid() => #carrier{}},     % self(): by distribution
          plain = 0 :: non_neg_integer(),               % fragments that the dock has not taken
          number = 0 :: non_neg_integer(),              % of the last such fragment
-         closing = #{} :: #{pid() => Name :: trunkline_wire:token() | pid()},   % not dead yet
          %% Carriers of which it is not known how many fragments have arrived.
          asked = #{} :: #{Name :: trunkline_wire:token() | pid() => []},
          suspended = false :: boolean(),
@@ -172,8 +171,8 @@ handle_info({'DOWN', _, process, Pid, Reason}, S) ->
         true ->
             S1 = S#trunk{opening = lists:delete(Pid, Opening)},
             {noreply, pump(not_connected(Reason, S1))};
-        false when is_map_key(Pid, Carriers) -> {noreply, pump(closed(Pid, close(Pid, S)))};
-        false -> {noreply, closed(Pid, S)}
+        false when is_map_key(Pid, Carriers) -> {noreply, pump(close(Pid, S))};
+        false -> {noreply, S}
     end;
 handle_info({timeout, _, patience}, #trunk{opening = Opening, carriers = Carriers} = S)
   when Opening =/= [], map_size(Carriers) =:= 0 ->
@@ -360,25 +359,15 @@ without(Pid, #trunk{carriers = Carriers, retry = Retry} = S) ->
                                _ -> S#trunk.waiting
                            end}).
 
-%% The carrier is not used any more. Until the dock has answered what has arrived
-%% by it, its fragments are neither under way nor waiting.
+%% The carrier is not used any more. Until the dock has answered what has arrived by it, its fragments
+%% are neither under way nor waiting. The dock takes nothing from it after the answer.
 close(Pid, #trunk{carriers = Carriers} = S) when Pid =:= self() ->
     show(S#trunk{carriers = maps:remove(Pid, Carriers)});
-close(Pid, #trunk{carriers = Carriers, closing = Closing} = S) ->
+close(Pid, #trunk{carriers = Carriers, asked = Asked} = S) ->
     #{Pid := #carrier{name = Name}} = Carriers,
     ok = trunkline_writer:close(Pid),
-    without(Pid, S#trunk{closing = Closing#{Pid => Name}}).
-
-%% Asks the dock only when the carrier is dead: then it has certainly sent nothing behind the
-%% question.
-closed(Pid, #trunk{closing = Closing, asked = Asked} = S) ->
-    case maps:take(Pid, Closing) of
-        {Name, Closing1} ->
-            ask(Name, S),
-            S#trunk{closing = Closing1, asked = Asked#{Name => []}};
-        error ->
-            S
-    end.
+    ask(Name, S),
+    without(Pid, S#trunk{asked = Asked#{Name => []}}).
 
 ask(Name, #trunk{dock = Dock}) ->
     trunkline_dock:cut(Dock, Name).
