@@ -384,16 +384,13 @@ carry_out({end_session, lost}, D) ->
     end_session(finish, went(down, D));            % whatever comes next
 carry_out({end_session, How}, D) ->
     end_session(How, went(D));
-carry_out({dismiss, Answer}, D) ->
-    #link{room = Room} = D1 = case Answer of
-                                  again -> D;
-                                  {gone, _} -> no_stand_in(D)
-                              end,
-    D2 = D1#link{room = trunkline_room:dismiss(Answer, Room)},
-    case Answer =/= again andalso trunkline_room:is_awaited(Room)
-        andalso not is_map_key(lost, D2#link.timers) of
-        true -> timer(lost, ?LOST, D2);
-        false -> D2
+carry_out({dismiss, again}, #link{room = Room} = D) ->
+    D#link{room = trunkline_room:dismiss(again, Room)};
+carry_out({dismiss, Gone}, #link{room = Room} = D) ->
+    D1 = no_stand_in(D#link{room = trunkline_room:dismiss(Gone, Room)}),
+    case trunkline_room:is_awaited(Room) of
+        true -> timer(lost, ?LOST, D1);
+        false -> D1
     end;
 carry_out({enter, Phase}, D) ->
     enter(Phase, D);

@@ -292,7 +292,9 @@ event(Change, #session{phase = closing, leaving = stop, supervisor = connecting}
   when Change =:= nodedown; element(1, Change) =:= nodeup ->
     S;                                 % we leave a node that is down, and wait for a connection
 event({nodeup, Connection, IsAudience}, #session{phase = suspended} = S) ->
-    reconnected(set_connection(Connection, IsAudience, S));
+    %% What was meant for the connection before is not done on this one.
+    S1 = connection(set_connection(Connection, IsAudience, S)),
+    hello_or_probe(watch_supervisor(S1));
 event({nodeup, Connection, _}, #session{connection = Connection, phase = drained} = S) ->
     stay_drained(S);
 event({nodeup, Connection, IsAudience}, #session{connection = Connection} = S) ->
@@ -495,17 +497,14 @@ stalled(#session{leaving = stop} = S) ->
 stalled(#session{leaving = drain, has_begun = false, path = wait, mode = Mode} = S)
   when Mode =/= direct ->
     path(direct, S);                   % as before they were held: see hold_senders/1
-stalled(S) ->
-    reopen(S).
-
-%% Senders go on, up to the bound of the lanes, unless the peer was told that the lanes are empty,
-reopen(#session{phase = closing, path = wait, their_goodbye = Theirs} = S)
+stalled(#session{phase = closing, path = wait, their_goodbye = Theirs} = S)
   when Theirs =/= answered ->
+    %% Senders go on, up to the bound of the lanes, unless the peer was told that these are empty.
     path(lanes, S);
-reopen(S) ->
+stalled(S) ->
     S.
 
-%% and wait again, until what they have sent meanwhile is delivered, too.
+%% They wait again, until what they have sent meanwhile is delivered, too.
 wait_again(#session{phase = closing, path = lanes} = S) -> order(drain, wait(S));
 wait_again(S) -> S.
 
@@ -530,17 +529,14 @@ hold(S) -> enter(holding, watch_supervisor(order(hold, path(lanes, S)))).
 %% deliver by plain distribution must not go on with that on the next connection.
 lost(#session{phase = Phase, mode = Mode, peer = #peer{agreement = #{resume_time := Time}}} = S)
   when Time > 0, Phase =:= up orelse Phase =:= opening andalso Mode =:= hold ->
-    suspend(Time, S);
+    S1 = connection(unwatch(peer, unwatch(asked, S))),
+    S2 = case Phase of
+             up -> order(suspend, S1);
+             opening -> S1
+         end,
+    connect_again(Time, effect({timer, resume, Time}, enter(suspended, S2)));
 lost(S) ->
     disconnected(S).
-
-suspend(Time, #session{phase = Phase} = S) ->
-    S1 = connection(unwatch(peer, unwatch(asked, S))),
-    S2 = enter(suspended, case Phase of
-                              up -> order(suspend, S1);
-                              opening -> S1
-                          end),
-    connect_again(Time, effect({timer, resume, Time}, S2)).
 
 %% OTP itself may disconnect the nodes each time that they connect: if one of them cannot reach a
 %% third node (see prevent_overlapping_partitions in global(3)).
@@ -550,9 +546,6 @@ connect_again(Time, S) -> connect_later(max(1, min(?LONGEST_UNSETTLED, Time div 
 connect_later(Longest, #session{pause = Pause} = S) ->
     Now = min(Pause, Longest),
     effect({timer, connect, Now}, S#session{pause = 2 * Now}).
-
-%% There is another connection. What was meant for the one before is not done on this one.
-reconnected(S) -> hello_or_probe(watch_supervisor(connection(S))).
 
 %% The peer goes on with the session. (If it was opening, the lanes hold.)
 resumed(#session{mode = Mode, peer = #peer{link = Link}} = S) ->
