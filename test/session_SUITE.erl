@@ -12,12 +12,13 @@
 -export([all/0, suite/0]).
 -export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1,
          asks_again/1, begins_again/1, does_not_last/1, held_for_drain/1, counts_before_it_stops/1,
-         any_event/1]).
+         leaves_once/1, any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
 all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, asks_again,
-          begins_again, does_not_last, held_for_drain, counts_before_it_stops, any_event].
+          begins_again, does_not_last, held_for_drain, counts_before_it_stops, leaves_once,
+          any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -168,6 +169,20 @@ counts_before_it_stops(_) ->
     {S1, Effects} = trunkline_session:step(lanes_ready, S),
     ?assertEqual({ended, true}, {trunkline_session:phase(S1), lists:member(stop, Effects)}).
 
+%% A stop joins a drain that is under way. It waits for its inlets, as long as there is patience.
+leaves_once(_) ->
+    Goodbyes = fun(Effects) -> [Ref || {say, there, {goodbye, here, Ref}} <- Effects] end,
+    {S, Effects} = steps(up() ++ [{drain, caller}, stop, lanes_ready,
+                                  fun(Said) -> {goodbye_ok, hd(Goodbyes(Said))} end]),
+    ?assertMatch({closing, [_]}, {trunkline_session:phase(S), Goodbyes(Effects)}),
+    ?assertEqual([{path, lanes}, {path, wait}, {path, direct}],
+                 lists:nthtail(1, [Path || {path, _} = Path <- Effects])),
+    [begin
+         {S1, Last} = trunkline_session:step(Event, S),
+         ?assertEqual(ended, trunkline_session:phase(S1)),
+         ?assertEqual(Answers, [Answer || {answer, caller, Answer} <- Last])
+     end || {Event, Answers} <- [{finished, [ok]}, {stalled, [timeout]}]].
+
 up() -> up(hello(2)).
 
 up(Hello) ->
@@ -223,7 +238,8 @@ good() ->
 
 bad() ->
     [{2, break()}, {2, connect}, {1, {expire, peer()}}, {1, {gone, peer()}}, {1, {crash, peer()}},
-     {1, {kill, peer(), oneof([none, release()])}}, {1, {stall, peer()}}, {1, {unreachable, peer()}}].
+     {1, {kill, peer(), oneof([none, release()])}}, {1, {stall, peer()}},
+     {1, {unreachable, peer()}}].
 
 break() -> {break, range(0, 20)}.
 

@@ -40,8 +40,9 @@
 %%                                                        while it is made
 %%     greeting   connected, without lanes                direct           none, direct, or send
 %%     holding    will the peer have lanes again?         lanes            hold
-%%     opening    agreed; lanes and inlets are prepared   as before; wait, hold (direct first, if
-%%                                                        if we leave      the lanes must change)
+%%     opening    agreed; lanes and inlets are prepared   as before, or    hold (direct first, if
+%%                                                        direct; wait, if the lanes must change)
+%%                                                        we leave
 %%     up         messages go by lane                     lanes            send
 %%     suspended  the connection is lost; both keep all,  as before        suspend, or as before
 %%                and connect again
@@ -101,10 +102,10 @@
 %%
 %% Patience ends when nothing has moved for a while (effect patience, event stalled). A stop then
 %% ends the session without the peer, and the next time without its own inlets. A drain answers its
-%% callers, and goes on: if senders used plain distribution now they would overtake what the peer has
-%% not delivered. But they should not wait for a peer that stands still. So the gates open again, up
-%% to their bounds, and close with the next sign that the drain can be completed. Requests that come
-%% meanwhile join the one that is under way.
+%% callers, and goes on: if senders used plain distribution now they would overtake what the peer
+%% has not delivered. But they should not wait for a peer that stands still. So the gates open
+%% again, up to their bounds, and close with the next sign that the drain can be completed. Requests
+%% that come meanwhile join the one that is under way.
 %%
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
@@ -563,7 +564,7 @@ over(#session{supervisor = Supervisor} = S) ->
         S1 -> S1
     end.
 
-%% The connection is lost, and with it the session. The caller of a drain is told. A stop waits until
+%% The connection is lost, and with it the session. Callers of a drain are told. A stop waits until
 %% what has arrived is delivered, and what is lost is counted.
 disconnected(S) ->
     S1 = connection(unwatch(asked, unwatch_supervisor(end_session(lost, S)))),
