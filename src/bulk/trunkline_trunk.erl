@@ -359,8 +359,8 @@ without(Pid, #trunk{carriers = Carriers, retry = Retry} = S) ->
                                _ -> S#trunk.waiting
                            end}).
 
-%% The carrier is not used any more. Until the dock has answered what has arrived by it, its fragments
-%% are neither under way nor waiting. The dock takes nothing from it after the answer.
+%% The carrier is not used any more. Until the dock has answered what has arrived by it, its
+%% fragments are neither under way nor waiting. The dock takes nothing from it after the answer.
 close(Pid, #trunk{carriers = Carriers} = S) when Pid =:= self() ->
     show(S#trunk{carriers = maps:remove(Pid, Carriers)});
 close(Pid, #trunk{carriers = Carriers, asked = Asked} = S) ->
