@@ -211,7 +211,7 @@ name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]
 
 new(Hello, Node, Lanes) ->
     trunkline_session:new(#{link => here, hello => Hello, large_bytes => 1000, node => Node,
-                            lanes => Lanes, capabilities => []}).
+                            lanes => Lanes, capabilities => [], has_met => false}).
 
 prop_history(Commands) -> prop_history(release(), Commands).
 

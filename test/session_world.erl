@@ -508,7 +508,7 @@ start_link(X, W) ->
                                              [] -> none;
                                              _ -> {Shape, Lanes}
                                          end,
-                                capabilities => []}),
+                                capabilities => [], has_met => Row =/= none}),
     L = #link{session = Session, lanes = Lanes, knows = Knows},
     carried_out(X, Effects, change(X, fun(P) -> P#peer{link = L} end, W3)).
 

@@ -127,7 +127,8 @@ init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
                                           Connection =:= none -> down;
                                           true -> {connected, Connection, IsAudience}
                                        end,
-                               lanes => OurLanes, capabilities => Capabilities},
+                               lanes => OurLanes, capabilities => Capabilities,
+                               has_met => trunkline_stats:get(Stats, peer, sessions) > 0},
                     {ok, carried_out(trunkline_session:new(Config), D2)};
                 {error, system_limit} ->
                     ignore

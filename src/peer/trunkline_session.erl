@@ -134,7 +134,8 @@
           node := down | {connected | drained, trunkline_peers:connection(),
                           IsAudience :: boolean()},
           lanes := none | {layout(), [pid()]},            % empty ones
-          capabilities := [trunkline_handshake:capability()]}.  % the last agreed
+          capabilities := [trunkline_handshake:capability()],   % the last agreed
+          has_met := boolean()}.                         % there was a session with the peer
 
 %% What a link watches: the peer's link; Trunkline's supervisor there, without which the peer does
 %% not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
@@ -220,6 +221,7 @@
          name = make_ref() :: reference(),
          connection = none :: none | trunkline_peers:connection(),
          is_audience = true :: boolean(),            % see event()
+         has_met :: boolean(),                       % there was a session
          supervisor = none :: none | connecting | watched,   % how the one there is watched
          peer = none :: none | #peer{},
          capabilities :: [trunkline_handshake:capability()],
@@ -251,8 +253,9 @@
 -opaque session() :: #session{}.
 
 -spec new(config()) -> {session(), [effect()]}.
-new(#{node := Node, lanes := Lanes, capabilities := Capabilities} = Config) ->
-    S = connection(#session{config = Config, lanes = Lanes, capabilities = Capabilities}),
+new(#{node := Node, lanes := Lanes, capabilities := Capabilities, has_met := HasMet} = Config) ->
+    S0 = #session{config = Config, lanes = Lanes, capabilities = Capabilities, has_met = HasMet},
+    S = connection(S0),
     effects(case Node of
                 down -> down(lost_queued, S);
                 {connected, Connection, IsAudience} ->
@@ -583,9 +586,9 @@ down(Lost, S) ->
     S1 = dismiss({gone, Lost}, path(down, order({absent, Lost}, S))),
     forget_later(enter(down, S1)).
 
-%% There is nothing to keep of a node with which no session has begun.
-forget_later(#session{lanes = none} = S) -> effect({timer, forget, ?FORGET_STRANGER}, S);
-forget_later(S) -> effect({timer, forget, ?FORGET}, S).
+%% There is nothing to keep of a peer with which there was no session.
+forget_later(#session{has_met = true} = S) -> effect({timer, forget, ?FORGET}, S);
+forget_later(S) -> effect({timer, forget, ?FORGET_STRANGER}, S).
 
 %% Finds out whether a peer that had lanes will have lanes again. If Trunkline's supervisor is not
 %% there it will not; otherwise its link says hello.
@@ -670,7 +673,7 @@ open(S) ->
     S.
 
 be_up(#session{their_inlets = {Inlets, _}} = S) ->
-    S1 = order({send, Inlets, window(S), sent(S)}, S),
+    S1 = order({send, Inlets, window(S), sent(S)}, S#session{has_met = true}),
     peer_leaves(dismiss(again, enter(up, effect({count, sessions}, path(lanes, S1))))).
 
 %% The peer names its lanes. It may ask again, if it does not know whether we have heard it.
