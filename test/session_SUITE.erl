@@ -177,6 +177,7 @@ leaves_once(_) ->
     ?assertMatch({closing, [_]}, {trunkline_session:phase(S), Goodbyes(Effects)}),
     ?assertEqual([{path, lanes}, {path, wait}, {path, direct}],
                  lists:nthtail(1, [Path || {path, _} = Path <- Effects])),
+    ?assertEqual({patience, start}, lists:last(Effects)),
     [begin
          {S1, Last} = trunkline_session:step(Event, S),
          ?assertEqual(ended, trunkline_session:phase(S1)),

@@ -1,4 +1,4 @@
-%% Decides how long a stop or a drain waits for a peer.
+%% Decides how long a stop or a drain waits for a peer, and then a stop for its own inlets.
 %%
 %%       moved        moved                          stalled
 %%         |            | <--------- QUIET ----------> |          nothing moves any more

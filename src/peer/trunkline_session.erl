@@ -248,7 +248,8 @@
          leaving = none :: none | drain | stop,
          has_begun = false :: boolean(),
          callers = [] :: [reference()],
-         is_patient = false :: boolean(),            % the effect patience is in force
+         %% The effect patience is in force (and need not begin anew).
+         is_patient = false :: boolean(),
          effects = [] :: [effect()]}).               % of this step, the last one first
 -opaque session() :: #session{}.
 
@@ -573,8 +574,9 @@ disconnected(S) ->
     S1 = connection(unwatch(asked, unwatch_supervisor(end_session(lost, S)))),
     case S1#session{name = make_ref()} of
         #session{has_begun = true, leaving = stop} = S2 ->
-            S3 = order({absent, lost_queued}, wait(answer(noconnection, S2))),
-            closing(enter(closing, dismiss({gone, lost_queued}, S3)));
+            S3 = wait(answer(noconnection, S2#session{is_patient = false})),
+            S4 = dismiss({gone, lost_queued}, order({absent, lost_queued}, S3)),
+            closing(enter(closing, S4));
         #session{has_begun = true} = S2 ->
             down(lost_queued, left(noconnection, S2));
         S2 ->
@@ -783,8 +785,8 @@ delivered(#session{leaving = none} = S) ->
 delivered(#session{leaving = drain, peer = #peer{}} = S) ->
     left(ok, be_drained(S));
 delivered(#session{leaving = stop, peer = #peer{}} = S) ->
-    %% Inlets may have to deliver, and to wait for replies.
-    delivered(end_session(retire, done_with_lanes(S)));
+    %% Inlets may have to deliver, and to wait for replies. There is new patience for that.
+    delivered(end_session(retire, done_with_lanes(S#session{is_patient = false})));
 delivered(#session{is_finishing = true} = S) ->
     S;
 delivered(#session{leaving = drain} = S) ->
