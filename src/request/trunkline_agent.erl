@@ -82,13 +82,11 @@ step(Command, Message, Agent) when element(1, Command) =:= apply ->
         {Executor, _} ->
             executed_by(Executor, Command, Agent)
     end;
-step({ended, Object, Caller, Ref}, Message, Agent) ->
-    case Message =:= noproc andalso trunkline_monitor_rows:witness(Caller, Ref) of
-        Watcher when is_pid(Watcher) ->
-            ok = trunkline_watcher:ended_before(Watcher, Caller, Ref, Object);
-        _ ->
-            ok = trunkline_monitor_rows:down(Caller, Ref, Object, Message)
-    end,
+step({ended, Object, Caller, Ref}, noproc, Agent) ->
+    ok = trunkline_watcher:noproc({Caller, Ref, Object}),
+    Agent;
+step({ended, Object, Caller, Ref}, Reason, Agent) ->
+    ok = trunkline_monitor_rows:down(Caller, Ref, Object, Reason),
     Agent;
 step({turn, Command, Ref, Lane}, What, Agent) when is_tuple(Command) ->
     case address(Command, Agent) of

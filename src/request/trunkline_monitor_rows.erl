@@ -4,9 +4,9 @@
 %%     {{Caller, Ref}, Session, Object, Known}
 %%
 %% A session of lanes is identified by the first of its inlets; {plain, Watcher} stands for a
-%% trunkline_watcher, which uses OTP's own monitors. Known is what that watcher knows of a process
-%% whose monitor it has passed to lanes: {watched_by, Watcher} while the watcher may still learn how
-%% the process ends, {ended, Reason} once it has learned that, and none otherwise.
+%% trunkline_watcher, which uses OTP's own monitors. Known is {watched_by, Watcher} if that watcher
+%% has passed the monitor to lanes, and may know more of the process than they do. It is {missing,
+%% Watcher} when lanes have found no process: then that watcher tells the caller.
 %%
 %% Every process may read and write the table, and each change is one operation on one row. So a
 %% process that finds its row gone knows that another process has dealt with the monitor.
@@ -15,38 +15,17 @@
 -module(trunkline_monitor_rows).
 -moduledoc false.
 
--export([create/0, delete/0, give_away/1, size/0, foldl/2, lost/0]).
+-include("trunkline_monitors.hrl").
+
+-export([foldl/2, lost/0]).
 -export([enter/3, lookup/1, leave/2, take/2, of_caller/1, of_session/1, move/3, node_of/1]).
--export([down/4, ended/4, forgotten/2, is_plain/2, witness/2]).
+-export([down/4, missing/2, is_missing/2, is_plain/2]).
 
 -export_type([session/0, monitor/0]).
 
 -type object() :: trunkline_command:object().
 -type session() :: pid() | {plain, Watcher :: pid()}.
 -type monitor() :: {Caller :: pid(), reference(), object()}.
-
-%% The name is that of trunkline_monitors, which had this table once. It cannot change: the table
-%% outlives a stop of the application, in which the code may be replaced.
--define(ROWS, trunkline_monitors).
-
-%% The calling process owns the table.
--spec create() -> ok.
-create() ->
-    ?ROWS = ets:new(?ROWS, [named_table, public, ordered_set, {write_concurrency, true}]),
-    ok.
-
--spec delete() -> ok.
-delete() ->
-    true = ets:delete(?ROWS),
-    ok.
-
--spec give_away(pid()) -> ok.
-give_away(Pid) ->
-    true = ets:give_away(?ROWS, Pid, none),
-    ok.
-
--spec size() -> non_neg_integer().
-size() -> ets:info(?ROWS, size).
 
 -spec foldl(fun((session(), object(), Acc) -> Acc), Acc) -> Acc.
 foldl(Fun, Acc0) ->
@@ -80,11 +59,8 @@ lookup(Ref) ->
 %% killed before this, the overseer can still do the work.
 -spec leave(Caller :: pid(), reference()) -> ok.
 leave(Caller, Ref) ->
-    try ets:delete(?ROWS, {Caller, Ref}) of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end.
+    _ = take(Caller, Ref),
+    ok.
 
 %% The same. Returns the session that the monitor had at last.
 -spec take(Caller :: pid(), reference()) -> session() | none.
@@ -119,59 +95,35 @@ move({Caller, Ref, Object}, From, To) ->
 node_of({_, Node}) -> Node;
 node_of(Pid) -> node(Pid).
 
-%% The process has ended: the caller is told. If the process's own node says noproc, this node may
-%% know the reason.
+%% The process has ended: the caller is told.
 -spec down(Caller :: pid(), reference(), object(), Reason :: term()) -> ok.
 down(Caller, Ref, Object, Reason) ->
-    tell(Ref, Object, reason(Caller, Ref, Reason)),
+    tell(Ref, Object, Reason),
     leave(Caller, Ref).
-
-reason(Caller, Ref, noproc) ->
-    case field(4, Caller, Ref) of
-        {ended, Reason} -> Reason;
-        _ -> noproc
-    end;
-reason(_, _, Reason) ->
-    Reason.
 
 tell(Ref, Object, Reason) ->
     Ref ! {'DOWN', Ref, process, Object, Reason},
     ok.
 
-%% The calling watcher has seen the process end.
--spec ended(Caller :: pid(), reference(), object(), Reason :: term()) -> ok.
-ended(Caller, Ref, Object, Reason) ->
-    case is_plain(Caller, Ref) of
-        true ->
-            down(Caller, Ref, Object, Reason);
-        false when Reason =:= noproc; Reason =:= noconnection ->
-            forgotten(Caller, Ref);
-        false ->
-            known(Caller, Ref, {ended, Reason})
-    end.
-
-%% The watcher no longer watches a process whose monitor it has passed to lanes.
--spec forgotten(Caller :: pid(), reference()) -> ok.
-forgotten(Caller, Ref) -> known(Caller, Ref, none).
-
-known(Caller, Ref, Known) ->
-    _ = try ets:update_element(?ROWS, {Caller, Ref}, {4, Known})
-        catch error:badarg -> false
-        end,
-    ok.
-
-%% The watcher that may know how the process has ended, but has not recorded it yet.
--spec witness(Caller :: pid(), reference()) -> pid() | none.
-witness(Caller, Ref) ->
+%% Lanes have found no process. Returns the watcher that has passed the monitor to them, if there is
+%% one. It may be dead.
+-spec missing(Caller :: pid(), reference()) -> Watcher :: pid() | none.
+missing(Caller, Ref) ->
     case field(4, Caller, Ref) of
-        {watched_by, Watcher} ->
-            case is_process_alive(Watcher) of
+        {_, Watcher} ->
+            try ets:update_element(?ROWS, {Caller, Ref}, {4, {missing, Watcher}}) of
                 true -> Watcher;
                 false -> none
+            catch
+                error:badarg -> none
             end;
-        _ ->
+        none ->
             none
     end.
+
+%% Whether the calling watcher is to tell the caller of that.
+-spec is_missing(Caller :: pid(), reference()) -> boolean().
+is_missing(Caller, Ref) -> field(4, Caller, Ref) =:= {missing, self()}.
 
 field(Position, Caller, Ref) ->
     try ets:lookup_element(?ROWS, {Caller, Ref}, Position)

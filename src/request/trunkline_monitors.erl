@@ -15,9 +15,8 @@
 %% the reason is noproc.
 %%
 %% Without lanes, the session is {plain, Watcher}. As soon as lanes open, the monitors move to them,
-%% before the peer can send anything by lane. From then on the watcher only records for a while why
-%% a process has ended, in case the process ends before it is monitored at the peer (Known). A
-%% `noproc' from the lane waits until the watcher has recorded what it knows.
+%% before the peer can send anything by lane. If a process ends before it is monitored at the peer,
+%% the watcher tells the caller, since it may know the reason.
 %%
 %% A process that enters a row checks afterwards whether the session is watched. If not, it asks the
 %% overseer to watch the session. When a session ends, the overseer first deletes the session's row,
@@ -34,7 +33,7 @@
 -behaviour(gen_server).
 
 -include("../gate/trunkline_route.hrl").
--include("trunkline_watched.hrl").
+-include("trunkline_monitors.hrl").
 
 -export([create/0, close/0]).
 -export([command/3, force/4, cancel/3, take_back/4]).
@@ -58,7 +57,7 @@
 create() ->
     case ets:info(?WATCHED, owner) of
         undefined ->
-            ok = trunkline_monitor_rows:create(),
+            ?ROWS = ets:new(?ROWS, [named_table, public, ordered_set, {write_concurrency, true}]),
             ?WATCHED = ets:new(?WATCHED, [named_table, public, {read_concurrency, true}]),
             ok;
         Owner when Owner =:= self() ->
@@ -77,10 +76,9 @@ close() ->
     case ets:info(?WATCHED, owner) of
         Owner when Owner =:= self() ->
             true = ets:insert(?WATCHED, {stopped}),
-            case trunkline_monitor_rows:size() of
+            case ets:info(?ROWS, size) of
                 0 -> delete();
-                _ ->
-                    leave_alone()
+                _ -> leave_alone()
             end;
         _ ->
             ok
@@ -97,15 +95,10 @@ leave_alone() ->
             delete()
     end.
 
-delete() ->
-    ok = trunkline_monitor_rows:delete(),
-    true = ets:delete(?WATCHED),
-    ok.
+delete() -> lists:foreach(fun ets:delete/1, [?ROWS, ?WATCHED]).
 
 give_away(Pid) ->
-    ok = trunkline_monitor_rows:give_away(Pid),
-    true = ets:give_away(?WATCHED, Pid, none),
-    ok.
+    lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, [?ROWS, ?WATCHED]).
 
 %% The caller does not need the monitor any more, which had that session. (It may have been moved
 %% since its row was read, or be moved until the row is gone.)
@@ -159,7 +152,8 @@ init(How) ->
 %% The process before this one may have been killed while it moved monitors to the watcher, or to
 %% lanes.
 go_on_moving({{plain, Watcher} = Session, _, Node, _}, S) ->
-    ok = trunkline_watcher:take_rest(Watcher, trunkline_monitor_rows:of_session(Session)),
+    ok = trunkline_watcher:take(Watcher, trunkline_process:controller(Node),
+                                trunkline_monitor_rows:of_session(Session)),
     to_lanes(Node, S);
 go_on_moving(_, S) ->
     S.
@@ -195,7 +189,7 @@ handle_info({retired, Inlet}, S) ->
 handle_info({later, Session, Node, Controller}, S) ->
     {noreply, session_ended(Session, Node, Controller, S)};
 handle_info(look, S) ->
-    case trunkline_monitor_rows:size() of
+    case ets:info(?ROWS, size) of
         0 ->
             {stop, normal, S};
         _ ->

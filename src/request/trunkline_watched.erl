@@ -14,7 +14,7 @@
 -module(trunkline_watched).
 -moduledoc false.
 
--include("trunkline_watched.hrl").
+-include("trunkline_monitors.hrl").
 
 -export([is_running/0, is_watched/1, is_present/2, is_watching/1, watcher/1]).
 -export([ask/2, lanes/1, connected/1, retired/1]).

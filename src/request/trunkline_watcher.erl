@@ -11,6 +11,10 @@
 %% When they do, trunkline_monitors moves the monitors to them; when a session ends and the nodes
 %% remain connected, it moves them back.
 %%
+%% A process may end before the lanes have set its monitor. Then they find no such process, but the
+%% watcher may know the reason, or be about to learn it: it keeps its own monitors for a while. So
+%% the watcher tells the caller (noproc/1).
+%%
 %% There is one watcher for each node, so that a busy connection delays only what concerns that
 %% node, as it would with erlang:monitor/2. A watcher is linked to no process, and outlives the
 %% application: callers learn why the process has really ended, whether Trunkline still runs or not.
@@ -22,7 +26,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/1, monitor/3, take/3, take_rest/2, demonitor/2, moved/2, ended_before/4]).
+-export([start/1, monitor/3, take/3, demonitor/2, moved/2, noproc/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type object() :: trunkline_command:object().
@@ -37,7 +41,9 @@
 -record(watcher,
         {node :: node(),
          held = [] :: [{reference(), Reason :: term()}],     % ends that have not been reported yet
-         monitors :: ets:table()}).          % {Monitor, Caller, Ref, Object}, {Ref, Monitor}
+         %% {Monitor, Caller, Ref, Object} and {Ref, Monitor}. Or {Ref, {ended, Reason}}: the lanes
+         %% have the monitor, and may find no process.
+         monitors :: ets:table()}).
 
 -spec start(node()) -> pid().
 start(Node) ->
@@ -54,31 +60,29 @@ monitor(Watcher, Ref, Object) ->
     catch exit:_ -> gone
     end.
 
-%% Takes over monitors from lanes. If the connection has another controller by now, they are lost.
+%% Takes over monitors from lanes, except for those that it still has. If the connection has another
+%% controller by now, they are lost.
 -spec take(pid(), trunkline_process:controller(), [monitor()]) -> ok.
 take(Watcher, Controller, Monitors) ->
     gen_server:cast(Watcher, {take, Controller, Monitors}).
-
-%% Takes over those that it does not have yet, by the connection that there is now.
--spec take_rest(pid(), [monitor()]) -> ok.
-take_rest(Watcher, Monitors) ->
-    gen_server:cast(Watcher, {take_rest, Monitors}).
 
 -spec demonitor(pid(), reference()) -> ok.
 demonitor(Watcher, Ref) ->
     gen_server:cast(Watcher, {demonitor, Ref}).
 
-%% Lanes have taken over these monitors. For a while the watcher records how the processes end, in
-%% case one ends before the lanes' monitor is set.
+%% Lanes have taken over these monitors.
 -spec moved(pid(), [monitor()]) -> ok.
 moved(Watcher, Monitors) ->
     gen_server:cast(Watcher, {moved, Monitors}).
 
-%% A lane that has taken over the monitor reports that there is no such process. So the process is
-%% ending or has ended, and this watcher knows how, or is about to learn it.
--spec ended_before(pid(), Caller :: pid(), reference(), object()) -> ok.
-ended_before(Watcher, Caller, Ref, Object) ->
-    gen_server:cast(Watcher, {ended_before, Caller, Ref, Object}).
+%% A lane reports that there is no such process.
+-spec noproc(monitor()) -> ok.
+noproc({Caller, Ref, Object} = Monitor) ->
+    Watcher = trunkline_monitor_rows:missing(Caller, Ref),
+    case is_pid(Watcher) andalso is_process_alive(Watcher) of
+        true -> gen_server:cast(Watcher, {noproc, Monitor});
+        false -> trunkline_monitor_rows:down(Caller, Ref, Object, noproc)
+    end.
 
 -spec init(node()) -> {ok, #watcher{}}.
 init(Node) ->
@@ -96,6 +100,7 @@ handle_call(_, _, S) ->
 
 -spec handle_cast(term(), #watcher{}) -> {noreply, #watcher{}}.
 handle_cast({take, Controller, Monitors}, #watcher{node = Node} = S) ->
+    New = [Monitor || Monitor <- Monitors, not is_here(Monitor, S)],
     %% Monitoring would make a connection, if there is none.
     IsThere = fun() -> Controller =/= none
                            andalso Controller =:= trunkline_process:controller(Node) end,
@@ -105,29 +110,22 @@ handle_cast({take, Controller, Monitors}, #watcher{node = Node} = S) ->
                                       %% deleted the row.
                                       trunkline_monitor_rows:is_plain(Caller, Ref)
                                           andalso watch(Monitor, S)
-                              end, Monitors),
+                              end, New),
     IsThere()
-        orelse lists:foreach(fun({Caller, Ref, Object}) ->
+        orelse lists:foreach(fun({_, Ref, _} = Monitor) ->
                                      forget(Ref, S),
-                                     trunkline_monitor_rows:ended(Caller, Ref, Object, noconnection)
-                             end, Monitors),
+                                     ended(Monitor, noconnection, S)
+                             end, New),
     {noreply, S};
-handle_cast({take_rest, Monitors}, #watcher{node = Node, monitors = Known} = S) ->
-    New = [Monitor || {_, Ref, _} = Monitor <- Monitors, not ets:member(Known, Ref)],
-    handle_cast({take, trunkline_process:controller(Node), New}, S);
 handle_cast({demonitor, Ref}, S) ->
     forget(Ref, S),
     {noreply, S};
-handle_cast({ended_before, Caller, Ref, Object} = Asked, #watcher{monitors = Monitors} = S) ->
-    case ets:member(Monitors, Ref) of
-        true ->
-            %% The process may be about to end, and its 'DOWN' is not here yet.
-            _ = erlang:send_after(?SOON, self(), Asked),
-            {noreply, S};
-        false ->
-            ok = trunkline_monitor_rows:down(Caller, Ref, Object, noproc),
-            {noreply, S}
-    end;
+handle_cast({noproc, Monitor}, S) ->
+    case is_here(Monitor, S) of
+        true -> ok = moved(self(), [Monitor]);           % its 'DOWN' should come until then
+        false -> ok = ended(Monitor, noproc, S)
+    end,
+    {noreply, S};
 handle_cast({moved, Monitors}, S) ->
     _ = erlang:send_after(?MOVED, self(), {moved, Monitors}),
     {noreply, S};
@@ -141,16 +139,14 @@ handle_info({'DOWN', Monitor, process, _, Reason}, S) ->
 handle_info(held, #watcher{held = Held} = S) ->
     {noreply, lists:foldr(fun({Monitor, Reason}, S1) -> down(Monitor, Reason, S1) end,
                           S#watcher{held = []}, Held)};
-handle_info({ended_before, _, _, _} = Asked, S) ->
-    handle_cast(Asked, S);
 handle_info({moved, Monitors}, S) ->
-    lists:foreach(fun({Caller, Ref, _}) ->
+    lists:foreach(fun({Caller, Ref, _} = Monitor) ->
                           trunkline_monitor_rows:is_plain(Caller, Ref)
-                              orelse moved_away(Caller, Ref, S)
+                              orelse forget(Ref, S) andalso ended(Monitor, noproc, S)
                   end, Monitors),
     {noreply, S};
 handle_info({rest, HasRested}, #watcher{monitors = Monitors} = S) ->
-    %% Not at once: a process may be about to ask how another one has ended (ended_before/4).
+    %% Not at once: a lane may be about to report that there is no such process.
     case ets:info(Monitors, size) of
         0 when HasRested ->
             {stop, normal, S};
@@ -162,8 +158,7 @@ handle_info(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
-watch({Caller, Ref, Object}, #watcher{monitors = Monitors} = S) ->
-    forget(Ref, S),                          % it may have come back from the lanes
+watch({Caller, Ref, Object}, #watcher{monitors = Monitors}) ->
     Monitor = erlang:monitor(process, Object),
     true = ets:insert(Monitors, [{Monitor, Caller, Ref, Object}, {Ref, Monitor}]),
     ok.
@@ -182,11 +177,37 @@ down(Monitor, Reason, S) ->
                     true = ets:delete(Monitors, Ref),
                     Session =:= open andalso trunkline_monitor_rows:is_plain(Caller, Ref)
                         andalso trunkline_watched:lanes(Node),
-                    trunkline_monitor_rows:ended(Caller, Ref, Object, Reason);
+                    ended({Caller, Ref, Object}, Reason, S);
                 [] ->
                     ok
             end,
             S
+    end.
+
+%% If lanes have the monitor by now, they may have found no process: then the caller is told. Or
+%% they may do so yet: what they cannot find out is kept for a while.
+ended({Caller, Ref, Object} = Monitor, Reason, #watcher{monitors = Monitors}) ->
+    case trunkline_monitor_rows:is_plain(Caller, Ref)
+        orelse Reason =/= noconnection andalso trunkline_monitor_rows:is_missing(Caller, Ref) of
+        true ->
+            trunkline_monitor_rows:down(Caller, Ref, Object, Reason);
+        false when Reason =:= noproc; Reason =:= noconnection ->
+            ok;
+        false ->
+            true = ets:insert(Monitors, {Ref, {ended, Reason}}),
+            moved(self(), [Monitor])
+    end.
+
+%% Whether the watcher still has a monitor that lanes have had. If it knows how the process has
+%% ended, the caller is told.
+is_here({_, Ref, _} = Monitor, #watcher{monitors = Monitors} = S) ->
+    case ets:lookup(Monitors, Ref) of
+        [{Ref, {ended, Reason}}] ->
+            true = ets:delete(Monitors, Ref),
+            ok = ended(Monitor, Reason, S),
+            true;
+        Known ->
+            Known =/= []
     end.
 
 %% The state of the session. `opening': it is not clear yet whether there will be a session. Until
@@ -209,16 +230,12 @@ session(#watcher{node = Node}) ->
 
 forget(Ref, #watcher{monitors = Monitors}) ->
     case ets:take(Monitors, Ref) of
-        [{Ref, Monitor}] ->
+        [{Ref, Monitor}] when is_reference(Monitor) ->
             true = ets:delete(Monitors, Monitor),
             true = demonitor(Monitor);             % a 'DOWN' that is here already is ignored
-        [] ->
+        _ ->
             true
     end.
-
-moved_away(Caller, Ref, #watcher{monitors = Monitors} = S) ->
-    ets:member(Monitors, Ref) andalso trunkline_monitor_rows:forgotten(Caller, Ref),
-    forget(Ref, S).
 
 rest(HasRested) ->
     erlang:send_after(?IDLE, self(), {rest, HasRested}).
