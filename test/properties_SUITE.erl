@@ -739,10 +739,10 @@ run_waiters([release_all | Commands], W, Waiting, Released, N) ->
         andalso trunkline_waiters:is_empty(W1)
         andalso run_waiters(Commands, W1, [], Out ++ Released, N);
 run_waiters([{release, Room, Most} | Commands], W, Waiting, Released, N) ->
-    {Out, W1} = case Most of
-                    all -> trunkline_waiters:release(Room, W);
-                    _ -> trunkline_waiters:release(Room, Most, W)
-                end,
+    {Out, W1} = trunkline_waiters:release(Room, case Most of
+                                                    all -> trunkline_waiters:size(W);
+                                                    _ -> Most
+                                                end, W),
     {Go, Stay} = lists:split(length(Out), Waiting),
     Sums = lists:foldl(fun({_, Bytes}, [Sum | _] = Acc) -> [Sum + Bytes | Acc] end, [0], Go),
     [Name || {Name, _} <- Out] =:= [Name || {Name, _} <- Go]

@@ -26,7 +26,7 @@
 -include("trunkline_route.hrl").
 
 -export([wait/3, offer/2]).
--export([new/1, add/4, remove/3, is_awaited/1, release/3, recheck/2, dismiss/2, answer/2]).
+-export([new/1, add/4, remove/3, is_awaited/1, release/3, recheck/2, wake/2, dismiss/2, answer/2]).
 
 -export_type([room/0, what/0, answer/0, lost/0]).
 
@@ -43,7 +43,6 @@
 
 -record(level,
         {waiters = trunkline_waiters:new() :: trunkline_waiters:waiters(),
-         scope :: trunkline_stats:scope(),
          wait_time :: trunkline_wait_time:wait_time(),
          %% How often the waiting senders have been looked at since one of them could go on.
          passed = none :: none | {Looks :: pos_integer(), trunkline_gate:gate()}}).
@@ -114,30 +113,18 @@ new(Stats) ->
 add(Ref, session, _, #room{session = Session} = R) ->
     R#room{session = Session#{Ref => []}};
 add(Ref, {room, Ix, Bytes, Ticket}, #route{lanes = All}, #room{levels = Levels} = R) ->
-    Scope = case Ix =< tuple_size(All) of
-                true -> {lane, Ix};
-                false -> peer
-            end,
-    #level{waiters = Waiters} = Level = level(Ix, Scope, R),
+    #level{waiters = Waiters} = Level =
+        case Levels of
+            #{Ix := Known} -> Known;
+            #{} -> #level{wait_time = wait_time(Ix, tuple_size(All), R#room.stats)}
+        end,
     Added = trunkline_waiters:add(Ref, Ticket, Bytes, Waiters),
     R#room{levels = Levels#{Ix => set(Ix, Added, Level)}}.
 
-%% If there are fewer lanes than there were, the level of large messages has another number.
-level(Ix, Scope, #room{stats = Stats, levels = Levels}) ->
-    case Levels of
-        #{Ix := #level{scope = Scope} = Level} ->
-            Level;
-        #{Ix := #level{wait_time = Before} = Level} ->
-            _ = trunkline_wait_time:set(0, Before),
-            Level#level{scope = Scope, wait_time = wait_time(Stats, Scope)};
-        #{} ->
-            #level{scope = Scope, wait_time = wait_time(Stats, Scope)}
-    end.
-
-wait_time(Stats, peer) ->
-    trunkline_wait_time:new(Stats, peer, {large_waiting, large_wait_time});
-wait_time(Stats, Lane) ->
-    trunkline_wait_time:new(Stats, Lane, {waiting, wait_time}).
+wait_time(Ix, Lanes, Stats) when Ix =< Lanes ->
+    trunkline_wait_time:new(Stats, {lane, Ix}, {waiting, wait_time});
+wait_time(_, _, Stats) ->
+    trunkline_wait_time:new(Stats, peer, {large_waiting, large_wait_time}).
 
 -spec remove(Waiter :: reference(), what(), room()) -> room().
 remove(Ref, session, #room{session = Session} = R) ->
@@ -181,8 +168,7 @@ is_awaited(#room{levels = Levels}) ->
 
 %% Wakes the senders that fit into lane Ix.
 -spec release(pos_integer(), trunkline_route:route() | none, room()) -> room().
-release(Ix, #route{lanes = All} = Route, #room{levels = Levels} = R)
-  when is_map_key(Ix, Levels), Ix =< tuple_size(All) + 1 ->
+release(Ix, #route{} = Route, #room{levels = Levels} = R) when is_map_key(Ix, Levels) ->
     R#room{levels = maps:update_with(Ix, fun(Level) -> released(Ix, Route, Level) end, Levels)};
 release(_, _, R) ->
     R.
@@ -195,7 +181,8 @@ released(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
         Fill when Fill < Limit div 2 ->
             Opened = open(Ix, Level),
             Room = trunkline_gate:bytes(Limit - Fill),
-            {Released, Left} = trunkline_waiters:release(Room, Waiters),
+            {Released, Left} = trunkline_waiters:release(Room, trunkline_waiters:size(Waiters),
+                                                         Waiters),
             lists:foreach(fun(Waiter) -> tell(again, Waiter) end, Released),
             trunkline_waiters:is_empty(Left) andalso trunkline_gate:await(Gate, Ix, false),
             set(Ix, Left, Opened);
@@ -207,14 +194,10 @@ released(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
 -spec recheck(trunkline_route:route() | none, room()) -> room().
 recheck(none, R) ->
     R;
-recheck(#route{lanes = All} = Route, #room{levels = Levels} = R) ->
+recheck(Route, #room{levels = Levels} = R) ->
     Rest = mend(Route, R),
     R#room{rest = Rest,
-           levels = maps:map(fun(Ix, Level) when Ix =< tuple_size(All) + 1 ->
-                                     recheck(Ix, Route, Level);
-                                (_, Level) ->
-                                     Level
-                             end, Levels)}.
+           levels = maps:map(fun(Ix, Level) -> recheck(Ix, Route, Level) end, Levels)}.
 
 recheck(Ix, #route{gate = Gate} = Route, #level{waiters = Waiters} = Level) ->
     case fill(Ix, Gate) =< 0 of
@@ -258,12 +241,17 @@ is_idle(#route{stats = Stats} = Route) ->
 %% Ends all waiting: the senders should try `again', or their messages were for a
 %% node that is gone.
 -spec dismiss(again | {gone, lost()}, room()) -> room().
-dismiss(Answer, #room{levels = Levels, session = Session} = R) ->
+dismiss(Answer, #room{session = Session} = R) ->
     lists:foreach(fun(Ref) -> tell(Answer, {Ref, new}) end, maps:keys(Session)),
-    R#room{session = #{},
-           levels = maps:map(fun(Ix, #level{waiters = Waiters} = Level) ->
-                                     set(Ix, tell_all(Answer, Waiters), Level)
-                             end, Levels)}.
+    wake(Answer, R#room{session = #{}}).
+
+%% Ends the waiting for room. Other lanes may come now: then the levels have other numbers.
+-spec wake(again | {gone, lost()}, room()) -> room().
+wake(Answer, #room{levels = Levels} = R) ->
+    maps:foreach(fun(Ix, #level{waiters = Waiters} = Level) ->
+                         set(Ix, tell_all(Answer, Waiters), Level)
+                 end, Levels),
+    R#room{levels = #{}}.
 
 tell_all(Answer, Waiters) ->
     {All, None} = trunkline_waiters:release_all(Waiters),

@@ -7,7 +7,7 @@
 -module(trunkline_waiters).
 -moduledoc false.
 
--export([new/0, is_empty/1, size/1, add/4, remove/2, release/2, release/3, release_all/1]).
+-export([new/0, is_empty/1, size/1, add/4, remove/2, release/3, release_all/1]).
 
 -export_type([waiters/0, ticket/0]).
 
@@ -49,12 +49,8 @@ remove(Waiter, #waiters{queue = Queue, tickets = Tickets} = W) ->
             W
     end.
 
-%% Takes out the senders that fit into that many bytes of room: while there is any
-%% room the next one goes, because a message may be larger than the whole queue.
--spec release(Room :: integer(), waiters()) -> {[{waiter(), ticket()}], waiters()}.
-release(Room, #waiters{tickets = Tickets} = W) -> release(Room, map_size(Tickets), W).
-
-%% The same, but at most so many.
+%% Takes out the senders that fit into that many bytes of room, but at most so many: while there is
+%% any room the next one goes, because a message may be larger than the whole queue.
 -spec release(Room :: integer(), Most :: integer(), waiters()) ->
           {[{waiter(), ticket()}], waiters()}.
 release(Room, Most, W) -> release(Room, Most, W, []).

@@ -564,7 +564,8 @@ make_lanes(Field, Layout, #link{node = Node, options = Options, stats = Stats} =
         {ok, Route} ->
             _ = set_path(wait, D),
             ok = trunkline_route:publish(Node, Route),
-            D1 = end_lanes(Field, D),
+            Room = trunkline_room:wake(again, D#link.room),
+            D1 = end_lanes(Field, D#link{room = Room}),
             {ok, trunkline_lanes:pids(Route), D1#link{route = Route, order = none}};
         {error, system_limit} = Error ->
             Error
