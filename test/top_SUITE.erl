@@ -51,7 +51,7 @@ view(Before, After) ->
 
 view(After) -> view(After, After).
 
-settings() -> #{columns => 80, rows => infinity, show => peers, sort => name, keys => true}.
+settings() -> #{columns => 80, rows => 1_000_000, show => peers, sort => name, keys => true}.
 
 rates(_) ->
     Before = peer(up, [lane(#{messages => 100, batched_messages => 100, batches => 10,

@@ -15,7 +15,7 @@
 
 -type show() :: peers | lanes | inboxes.
 -type sort() :: name | atom().
--type settings() :: #{columns := pos_integer(), rows := pos_integer() | infinity,
+-type settings() :: #{columns := pos_integer(), rows := pos_integer(),
                       show := show(), sort := sort(),
                       keys := boolean()}.        % whether there are any: not in a single print
 -type column() :: {Above :: string(), Title :: string(), Width :: pos_integer(),
@@ -56,7 +56,6 @@ lines(View, Hints, #{columns := Columns} = Settings) ->
     Table = table(View, Settings, room(Settings, 1 + length(Below))),
     [cut(Line, Columns) || Line <- [heading(View, Columns) | Table] ++ Below].
 
-room(#{rows := infinity}, _) -> infinity;
 room(#{rows := Rows}, Others) -> max(1, Rows - Others).
 
 %% The name of the node gets the room that the rest of the line leaves.
@@ -75,15 +74,12 @@ uptime(S) ->
     text("~ts~b:~2..0b:~2..0b", [[text("~bd ", [Days]) || Days > 0], H, M, Sec]).
 
 %% The table needs room, too.
-most(#{rows := infinity}) -> infinity;
 most(#{rows := Rows}) -> Rows div 3.
 
-hints([Lines | Hints], Most) when length(Lines) =< Most -> Lines ++ hints(Hints, less(Lines, Most));
+hints([Lines | Hints], Most) when length(Lines) =< Most ->
+    Lines ++ hints(Hints, Most - length(Lines));
 hints([], _) -> [];
 hints(Hints, _) -> [text(">> and ~b more", [length(Hints)])].
-
-less(_, infinity) -> infinity;
-less(Lines, Most) -> Most - length(Lines).
 
 hint(Hint, Columns) ->
     [First | Rest] = string:split(wrap(Hint, Columns - 3), "\n", all),
@@ -206,7 +202,6 @@ table(Columns, What, Name, Rows, More, #{columns := Width, sort := Sort}, Room) 
 name_of(Key, Row) when is_atom(Key) -> atom_to_list(maps:get(Key, Row));
 name_of(Fun, Row) -> Fun(Row).
 
-fit(Rows, infinity, _) -> {Rows, 0};
 fit(Rows, Room, Titles) when length(Rows) + Titles =< Room -> {Rows, 0};
 fit(Rows, Room, Titles) ->
     N = max(1, Room - Titles - 1),

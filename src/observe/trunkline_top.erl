@@ -36,8 +36,9 @@ peers).
 -type options() :: #{interval => 100..60_000, show => peers | lanes | inboxes, sort => atom()}.
 
 -define(INTERVAL, 1000).
-%% The width without a terminal, in which nearly all names fit.
+%% The size without a terminal, in which nearly all names and all rows fit.
 -define(COLUMNS, 120).
+-define(ROWS, 1_000_000).
 %% The line of the cursor, and the one that Enter adds.
 -define(LINES_BELOW, 2).
 
@@ -133,7 +134,7 @@ once(Node) when is_atom(Node) ->
                 {ok, After} ->
                     View = trunkline_sample:view(Before, After),
                     print(trunkline_screen:lines(View, trunkline_hints:hints(View),
-                                                 #{columns => columns(), rows => infinity,
+                                                 #{columns => columns(), rows => ?ROWS,
                                                    show => peers, sort => name, keys => false}));
                 {error, _} = Error ->
                     Error
@@ -255,5 +256,5 @@ columns() ->
 rows() ->
     case io:rows() of
         {ok, Rows} -> max(1, Rows - ?LINES_BELOW);
-        {error, enotsup} -> infinity
+        {error, enotsup} -> ?ROWS
     end.

@@ -14,7 +14,7 @@
 
 -export([start/1, stop/0, options/1, since/1, page/0]).
 -export([start_link/1]).
--export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -define(PORT, 9669).
 -define(INTERVAL, 2000).           % ms between two looks
@@ -144,15 +144,11 @@ since(Number) ->
 start_link(Options) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Options, []).
 
--spec init(checked()) -> {ok, #server{}, {continue, listen}}.
+-spec init(checked()) -> {ok, #server{}}.
 init(Options) ->
     process_flag(trap_exit, true),
     _ = erlang:send_after(0, self(), look),
-    {ok, #server{options = Options}, {continue, listen}}.
-
--spec handle_continue(listen, #server{}) -> {noreply, #server{}}.
-handle_continue(listen, S) ->
-    {noreply, listen(S)}.
+    {ok, listen(#server{options = Options})}.
 
 -spec handle_call(term(), gen_server:from(), #server{}) -> {reply, term(), #server{}}.
 handle_call(url, _, #server{httpd = none, error = Error} = S) ->
