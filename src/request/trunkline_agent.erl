@@ -39,12 +39,10 @@
          sweep/1, ended/1]).
 -export([is_awaited/1]).
 
--export_type([agent/0, request/0]).
+-export_type([agent/0]).
 
 -dialyzer({no_improper_lists, [address/2]}).
 
-%% The tag in From, beside the caller's pid, is [[alias | Lane] | Request].
--type request() :: {trunkline_command:caller(), {Pid :: pid(), Server :: pid()}, Agent :: pid()}.
 %% Two seconds at least.
 -define(LEASED, 3).
 -record(server,
@@ -61,14 +59,14 @@
          servers = #{} :: #{pid() => #server{}},
          executors = #{} :: #{pid() => trunkline_command:caller()},
          %% {caller's reference, monitor}
-         monitors = none :: none | ets:table()}).
+         monitors :: ets:table()}).
 -opaque agent() :: #agent{}.
 
 %% The calling process is the agent for the callers at one node, and answers them by the route to
 %% that node.
 -spec new(trunkline_route:route()) -> agent().
 new(Route) ->
-    #agent{route = Route}.
+    #agent{route = Route, monitors = ets:new(?MODULE, [private])}.
 
 %% Carries out a command that has come by lane.
 -spec step(trunkline_command:command(), Message :: term(), agent()) -> agent().
@@ -231,16 +229,14 @@ address({monitor, Name, Caller, Ref}, Agent) when is_atom(Name) ->
 address({monitor, Server, Caller, Ref}, Agent) ->
     {nobody, add_monitor(Server, Server, Caller, Ref, Agent)};
 address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
-    case Monitors =/= none andalso ets:take(Monitors, Ref) of
+    case ets:take(Monitors, Ref) of
         [{Ref, Monitor}] -> demonitor(Monitor);      % a message that is here already is ignored
-        _ -> true                                    % it has ended
+        [] -> true                                   % it has ended
     end,
     {nobody, Agent};
 address({ended, Object, _, Ref}, Agent) ->
     {Ref, {down, Object, Ref}, Agent}.
 
-add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
-    add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
 add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
     %% The caller's node may ask for it twice when a session begins.
     case ets:member(Monitors, Ref) of
@@ -309,10 +305,10 @@ executed_by(Executor, Command, #agent{executors = Executors} = Agent) ->
           agent().
 monitored_ended({ended, _, _, Ref} = Command, Monitor, Pid, Reason,
                 #agent{monitors = Monitors} = Agent) ->
-    case Monitors =/= none andalso ets:take(Monitors, Ref) of
+    case ets:take(Monitors, Ref) of
         [{Ref, Monitor}] -> send(Command, Reason, Pid, Agent);
         [Another] -> true = ets:insert(Monitors, Another);      % it has been monitored again
-        _ -> true                                               % it is demonitored
+        [] -> true                                              % it is demonitored
     end,
     Agent.
 
@@ -321,8 +317,8 @@ monitored_ended({ended, _, _, Ref} = Command, Monitor, Pid, Reason,
 down(Executor, Reason, #agent{executors = Executors} = Agent)
   when is_map_key(Executor, Executors) ->
     {Caller, Executors1} = maps:take(Executor, Executors),
-    trunkline_executor:is_done(Caller, Reason)
-        orelse send({down, Executor, Caller}, Reason, Executor, Agent),
+    %% (With that reason it ends when it has sent the outcome.)
+    Reason =:= Caller orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
 down(Server, Reason, Agent) ->
     case is_relayed(Server, {server_ended, Server, Reason}, Agent) of

@@ -31,7 +31,7 @@
 -module(trunkline_executor).
 -moduledoc false.
 
--export([start/2, run/2, is_done/2]).
+-export([start/2, run/2]).
 -export([execute_call/4, is_by_lane/2]).
 
 %% The calling process is an inlet, and monitors the executor of a call. If anything is wrong with
@@ -52,10 +52,6 @@ start(Command, Message, Options) ->
         {ok, Started} -> Started;
         {error, system_limit} -> system_limit
     end.
-
-%% Whether an executor had sent its outcome to that caller when it ended.
--spec is_done(trunkline_command:caller(), ExitReason :: term()) -> boolean().
-is_done(Caller, Reason) -> Reason =:= Caller.
 
 -spec run(trunkline_command:apply(), Message :: term()) -> term().
 run({apply, nobody, Leader}, {M, F, A}) ->

@@ -19,8 +19,6 @@
 -module(trunkline_monitor).
 -moduledoc false.
 
--include("../gate/trunkline_route.hrl").
-
 -export([monitor/1, watch/1, demonitor/2]).
 
 -type object() :: pid() | atom() | {RegisteredName :: atom(), node()}.
@@ -78,13 +76,9 @@ by_lane(Node, Object, Inlets, HandOver) ->
 refused(none, _, _, Ref) ->
     Ref;                           % the connection has been lost: there is a 'DOWN' already
 refused(_, Node, Object, Ref) ->
-    case {trunkline_peers:session(Node), trunkline_route:lookup(Node)} of
-        {Inlets, #route{} = Route} when is_tuple(Inlets) ->
-            %% The session is about to begin: what is in a lane now leaves it first.
-            trunkline_monitors:force(Route, Object, self(), Ref),
-            Ref;
-        _ ->
-            plain(Node, Object, Ref)
+    case is_tuple(trunkline_peers:session(Node)) andalso force(Node, Object, Ref) of
+        ok -> Ref;         % the session is about to begin: what is in a lane leaves it first
+        _ -> plain(Node, Object, Ref)
     end.
 
 plain(Node, Object, Ref) ->
