@@ -7,9 +7,10 @@
 
 -define(WINDOW, 10_000).
 
--export([all/0, resending/1, way_back/1, arrivals/1, resumed/1, dictionary/1, damaged/1]).
+-export([all/0, resending/1, way_back/1, unused/1, arrivals/1, resumed/1, dictionary/1,
+         damaged/1]).
 
-all() -> [resending, way_back, arrivals, resumed, dictionary, damaged].
+all() -> [resending, way_back, unused, arrivals, resumed, dictionary, damaged].
 
 check(Tests, Property) -> counterexample:check(Tests, 60, Property).
 
@@ -159,6 +160,55 @@ way_back(_) ->
     {[8, 9], _} = take_all(O3),
     %% What has arrived by another way is not sent again.
     {[first], [8], _} = Takes([d], trunkline_outbox:arrived(7, trunkline_outbox:broken(c, O3))).
+
+%% --- connections -----------------------------------------------------------------------
+
+%% A connection that has been given nothing for a while is closed when it has delivered everything,
+%% and not before: it may be slow, or the inlet may be held up.
+unused(_) ->
+    Stats = trunkline_stats:new(1),
+    ok = trunkline_stats:put(Stats, peer, far, 1),
+    Options = (trunkline_options:defaults())#{bulk_idle := 1, far_connections := 2},
+    C = trunkline_channels:open(self(), once, trunkline_channels:new(1, Options, Stats)),
+    C1 = ready(trunkline_channels:event({way, connections}, C)),
+    %% One of these is enough for a connection: the next one waits for another.
+    Send = fun(N, C0) ->
+                   Batch = {N, later, 1, [[self() | binary:copy(<<N>>, 100_000)]]},
+                   trunkline_channels:send(connections, Batch, C0)
+           end,
+    C2 = ready(another(Send(2, Send(1, C1)))),
+    2 = connections(Stats),
+    C3 = lists:foldl(fun idle/2, C2, lists:seq(1, 4)),
+    2 = connections(Stats),
+    C4 = lists:foldl(fun idle/2, trunkline_channels:arrived(2, C3), lists:seq(1, 2)),
+    1 = connections(Stats),
+    0 = trunkline_stats:get(Stats, {lane, 1}, sent_again),
+    _ = trunkline_channels:close(C4),
+    ok.
+
+connections(Stats) -> trunkline_stats:get(Stats, {lane, 1}, connections).
+
+%% Writers find no listener here. They wait for one longer than this takes.
+ready(C) ->
+    {monitors, Monitors} = process_info(self(), monitors),
+    lists:foldl(fun({process, Writer}, C0) ->
+                        Ready = {channel, Writer, {ready, <<>>, <<"cubic">>}},
+                        case trunkline_channels:event(Ready, C0) of
+                            unknown -> C0;               % it has been
+                            C1 -> C1
+                        end
+                end, C, lists:reverse(Monitors)).
+
+%% The lane hears of its writer until another one is made, because more waits than that one takes.
+another(C) ->
+    {monitors, [{process, First} | Others]} = process_info(self(), monitors),
+    case Others of
+        [] -> another(trunkline_channels:event({channel, First, {written, 0, 0}}, C));
+        _ -> C
+    end.
+
+idle(_, C) ->
+    receive {timeout, _, {channels, idle}} = Timeout -> trunkline_channels:event(Timeout, C) end.
 
 %% --- arrivals ------------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ event({way, Way}, C) ->
 event({timeout, Timer, {channels, retry}}, #channels{retry = Retry} = C) ->
     pump(first(C#channels{retry = trunkline_retry:timeout(Timer, Retry)}));
 event({timeout, Timer, {channels, idle}}, #channels{idle = Timer} = C) ->
-    pump(idle(close_unused(C#channels{idle = none})));
+    idle(close_unused(C#channels{idle = none}));
 event({channel, Pid, {written, Bytes, _}}, #channels{ready = Ready} = C) ->
     case lists:keyfind(Pid, 1, Ready) of
         {_, Channel} -> pump(put_channel(Pid, Channel#channel{written = Bytes}, C));
@@ -328,10 +328,12 @@ idle(#channels{idle = none, ready = [_ | _], options = #{bulk_idle := Time}} = C
 idle(C) ->
     C.
 
-%% All but the oldest: the next batch should find a connection. (If one of them has not delivered
-%% something in all this time, another one does.)
-close_unused(#channels{ready = [Oldest | Others]} = C) ->
-    {Used, Unused} = lists:partition(fun({_, #channel{used = Used}}) -> Used end, Others),
+%% All but the oldest: the next batch should find a connection. (One that still has to deliver
+%% something is slow, or waits for the inlet. If its path were dead, it would have ended.)
+close_unused(#channels{ready = [Oldest | Others], outbox = Outbox} = C) ->
+    {Used, Unused} = lists:partition(fun({Pid, #channel{used = Used}}) ->
+                                             Used orelse trunkline_outbox:is_owed(Pid, Outbox)
+                                     end, Others),
     show(closed([Pid || {Pid, _} <- Unused],
                 C#channels{ready = [Oldest | [{Pid, Channel#channel{used = false}}
                                               || {Pid, Channel} <- Used]]}));

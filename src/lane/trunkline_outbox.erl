@@ -23,7 +23,7 @@
 -moduledoc false.
 
 -export([new/0, add/3, take/2, arrived/2, broken/2]).
--export([is_waiting/1, bytes/1]).
+-export([is_waiting/1, is_owed/2, bytes/1]).
 
 -export_type([outbox/0]).
 
@@ -89,6 +89,11 @@ broken(Channel, #outbox{kept = Kept, waiting = Waiting} = O) ->
 %% Whether there is anything to send.
 -spec is_waiting(outbox()) -> boolean().
 is_waiting(#outbox{waiting = Waiting}) -> not gb_sets:is_empty(Waiting).
+
+%% Whether that channel has something that is not known to have arrived.
+-spec is_owed(channel(), outbox()) -> boolean().
+is_owed(Channel, #outbox{kept = Kept}) ->
+    lists:keymember(Channel, 2, maps:values(Kept)).
 
 %% The bytes of all batches that are kept.
 -spec bytes(outbox()) -> non_neg_integer().
