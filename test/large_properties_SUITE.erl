@@ -668,15 +668,14 @@ first_entry(Server, Whose, Kind, Bytes) ->
 %% --- questions: each sender is told once, and no more than what an inlet has said since the tick
 
 %% A sender is told what has been said of its receiver since the last tick, if nothing is in flight;
-%% otherwise the inlet is asked. When a question is late, nobody asks about its receiver until there
-%% is an answer. Requests that are not sent are cancelled.
+%% otherwise the inlet is asked. About a receiver nobody asks while a question is late. Requests
+%% that are not sent are cancelled.
 -record(world,
         {questions :: trunkline_questions:questions(),
          refs = #{} :: map(),                % of all questions: {Reference, Sender}
          said = #{} :: map(),                % of a receiver, since the last tick
          open = #{} :: map(),                % questions: about whom, and whether to look
          late = [] :: list(),                % those whose senders have given up, or are dead
-         silent = [] :: list(),              % receivers of such questions
          granted = #{} :: map(),             % whom it was for, and ticks since its sender's end
          dead = [] :: list(),                % questions whose sender has been killed
          bad = [] :: list()}).
@@ -719,7 +718,7 @@ question_step({N, {ask, To, IsIdle}}, #world{open = Open, granted = Granted, sai
     W1 = W#world{refs = (W#world.refs)#{N => {Ref, Sender}}},
     Expected = case To of
                    {reply, _} -> go;
-                   _ -> case lists:member(receiver(To), W#world.silent) of
+                   _ -> case is_silent(To, W) of
                             true -> no;
                             false -> maps:get(receiver(To), Said, look)
                         end
@@ -759,9 +758,7 @@ question_step({N, {answer, Nth, Answer}}, #world{open = Open, granted = Granted}
             W1 = said(To, if Answer =:= {no, go} -> no;
                              IsGo, What =:= look -> go;
                              true -> nothing
-                          end, W#world{questions = Questions, open = maps:remove(Of, Open),
-                                       silent = [Other || Other <- W#world.silent,
-                                                          Other =/= receiver(Asked)]}),
+                          end, W#world{questions = Questions, open = maps:remove(Of, Open)}),
             {Expected, Cancelled} = if IsLate -> {none, []};
                                        Answer =:= {no, go} -> {no, cancelled(To)};
                                        true -> {Answer, []}
@@ -797,11 +794,11 @@ question_step({N, {not_sent, Nth}}, #world{granted = Granted} = W) ->
 question_step({N, {late, Nth}}, #world{open = Open, late = Late} = W) ->
     {Of, Ref} = nth_question(Nth, maps:without(Late, Open), W),
     {Commands, Questions} = trunkline_questions:not_sent(Ref, W#world.questions),
-    {Expected, W1} = case Open of
-                         #{Of := {To, _}} -> {cancelled(To), late([Of], W)};
-                         #{} -> {[], W}
-                     end,
-    bad(Commands =/= Expected, N, W1#world{questions = Questions});
+    {Expected, Late1} = case Open of
+                            #{Of := {To, _}} -> {cancelled(To), [Of | Late]};
+                            #{} -> {[], Late}
+                        end,
+    bad(Commands =/= Expected, N, W#world{questions = Questions, late = Late1});
 question_step({_, {kill, Nth}}, #world{open = Open, granted = Granted, refs = Refs} = W) ->
     case nth_key(Nth, maps:merge(Open, Granted)) of
         none ->
@@ -825,16 +822,12 @@ question_step({N, {tick, MayAsk}}, #world{open = Open, granted = Granted, late =
                                                                      Sent ++ NotSent))
             orelse trunkline_questions:are_granted(Questions) =/= (map_size(Older) > 0)
             orelse not trunkline_questions:are_none_known(Questions), N,
-        (late(NewlyLate, W))#world{questions = Questions, granted = Older, said = #{}});
+        W#world{questions = Questions, granted = Older, said = #{}, late = NewlyLate ++ Late});
 question_step({N, refuse}, #world{open = Open, refs = Refs, late = Late} = W) ->
     Questions = trunkline_questions:refuse(W#world.questions),
     Told = [Of || {Of, {Ref, _}} <- maps:to_list(Refs), told(Ref) =:= no],
     bad(lists:sort(Told) =/= lists:sort(maps:keys(Open) -- Late), N,
         #world{questions = Questions, refs = Refs, bad = W#world.bad}).
-
-late(New, #world{open = Open, late = Late, silent = Silent} = W) ->
-    W#world{late = New ++ Late,
-            silent = [receiver(To) || {To, _} <- maps:values(maps:with(New, Open))] ++ Silent}.
 
 is_call(To) -> is_tuple(To) andalso element(1, To) =:= call.
 
@@ -860,6 +853,11 @@ said(To, What, #world{said = Said} = W) ->
         true -> W#world{said = Said#{Receiver => What}};
         false -> W
     end.
+
+%% Whether a question about that receiver is late.
+is_silent(To, #world{open = Open, late = Late}) ->
+    lists:any(fun({Other, _}) -> receiver(Other) =:= receiver(To) end,
+              maps:values(maps:with(Late, Open))).
 
 bad(true, N, #world{bad = Bad} = W) -> W#world{bad = [N | Bad]};
 bad(false, _, W) -> W.

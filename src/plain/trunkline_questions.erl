@@ -22,9 +22,10 @@
 %%     not_sent      the sender has given up, or could not send: the agent need not wait for the
 %%                   request (`cancel')
 %%
-%% A question may find no answer for a long time, because the receiver does not get to run, or the
-%% peer stands still. Its sender gives up, or is killed. Then the question is late. So that there
-%% are not ever more of them, no sender may ask about that receiver until it has answered one.
+%% A question may find no answer for a long time, because the receiver does not get to run, the peer
+%% stands still, or a large message of the sender is before it. Its sender gives up, or is killed.
+%% Then the question is late. So that there are not ever more of them, and no sender waits in vain
+%% again and again, none may ask about that receiver until all late answers are there.
 %%
 %% A sender that was told `go' says so when it has sent. One that is killed meanwhile says nothing,
 %% though its message may have gone. The lane takes it as sent at the second tick after its end: by
@@ -46,8 +47,8 @@
         {%% Those that the inlet has not answered: who asks, about whom, and whether it has to look
          %% at the mailbox. `late': nobody waits for the answer.
          pending = #{} :: #{reference() => {pid() | late, addressee(), known | look}},
-         %% About whom a question is late.
-         silent = #{} :: #{trunkline_mailboxes:receiver() => []},
+         %% How many of these are late about a receiver.
+         silent = #{} :: #{trunkline_mailboxes:receiver() => pos_integer()},
          %% Who was told `go', and has not sent; `dead': that was so at the last tick.
          granted = #{} :: #{reference() => {Sender :: pid() | dead, addressee()}},
          mailboxes :: trunkline_mailboxes:mailboxes()}).                    % of receivers
@@ -67,9 +68,9 @@ new() -> #questions{mailboxes = trunkline_mailboxes:new()}.
 -spec table(questions()) -> trunkline_mailboxes:table().
 table(#questions{mailboxes = Mailboxes}) -> trunkline_mailboxes:table(Mailboxes).
 
-%% Whether that addressee's mailbox is on the heap. If it has not answered a question in time, it
-%% counts as one that is not. (A process that waits for an outcome takes it out of its mailbox,
-%% wherever it is there.)
+%% Whether that addressee's mailbox is on the heap. While a question about it is late, it counts as
+%% one that is not. (A process that waits for an outcome takes it out of its mailbox, wherever it is
+%% there.)
 -spec known(addressee(), questions()) -> trunkline_mailboxes:known().
 known({reply, _}, _) ->
     go;
@@ -131,12 +132,21 @@ answered(Ref, Answer, #questions{pending = Pending, silent = Silent} = Q) ->
     case maps:take(Ref, Pending) of
         {{Asking, Asked, What}, Pending1} ->
             To = served(Asked, Answer),
-            Silent1 = maps:remove(trunkline_mailboxes:receiver(Asked), Silent),
+            Silent1 = case Asking of
+                          late -> one_less(trunkline_mailboxes:receiver(Asked), Silent);
+                          _ -> Silent
+                      end,
             Q1 = Q#questions{pending = Pending1, silent = Silent1},
             tell_sender(Asking, Ref, To, Answer, about(Asking, To, says(Answer, What), Q1));
         error ->
             ok = trunkline_in_turn:not_used(Answer),
             {[], Q}
+    end.
+
+one_less(Receiver, Silent) ->
+    case Silent of
+        #{Receiver := 1} -> maps:remove(Receiver, Silent);
+        #{Receiver := N} -> Silent#{Receiver := N - 1}
     end.
 
 about(Lane, Receiver, What, #questions{mailboxes = Mailboxes} = Q) when Lane =:= self() ->
@@ -197,7 +207,8 @@ not_sent(Ref, #questions{pending = Pending, granted = Granted} = Q) ->
 late(Ref, #questions{pending = Pending, silent = Silent} = Q) ->
     #{Ref := {_, To, What}} = Pending,
     Q#questions{pending = Pending#{Ref := {late, To, What}},
-                silent = Silent#{trunkline_mailboxes:receiver(To) => []}}.
+                silent = maps:update_with(trunkline_mailboxes:receiver(To), fun(N) -> N + 1 end, 1,
+                                          Silent)}.
 
 %% The agent at the peer need not wait for a request that its caller has not sent, or for a caller
 %% that is dead.
