@@ -12,13 +12,13 @@
 -export([all/0, suite/0]).
 -export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1,
          asks_again/1, begins_again/1, does_not_last/1, held_for_drain/1, counts_before_it_stops/1,
-         leaves_once/1, any_event/1]).
+         leaves_once/1, drain_and_stop/1, any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
 all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, asks_again,
           begins_again, does_not_last, held_for_drain, counts_before_it_stops, leaves_once,
-          any_event].
+          drain_and_stop, any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -183,6 +183,20 @@ leaves_once(_) ->
          ?assertEqual(ended, trunkline_session:phase(S1)),
          ?assertEqual(Answers, [Answer || {answer, caller, Answer} <- Last])
      end || {Event, Answers} <- [{finished, [ok]}, {stalled, [timeout]}]].
+
+%% A drain that waits together with a stop has failed when the connection is lost. One that is asked
+%% for when the session has ended is not answered: its caller hears of the link's end.
+drain_and_stop(_) ->
+    Opening = [{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]}],
+    Answers = fun(Events) ->
+                      {S, Effects} = steps(Events),
+                      {trunkline_session:phase(S), [Answer || {answer, _, _} = Answer <- Effects]}
+              end,
+    Lost = {down, peer, noconnection},
+    ?assertEqual({ended, [{answer, caller, noconnection}]},
+                 Answers(Opening ++ [{drain, caller}, stop, Lost, lanes_ready])),
+    ?assertEqual({ended, []}, Answers(up() ++ [stop, Lost, {drain, late}, finished, lanes_ready])),
+    ?assertEqual({ended, []}, Answers(up() ++ [stop, stalled, {drain, late}, finished])).
 
 up() -> up(hello(2)).
 

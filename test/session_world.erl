@@ -37,6 +37,7 @@
                lanes = [], inlets = [], finishing = [], timers = [], is_patient = false,
                room = [], knows = none,
                is_late = false,              % somebody has not waited for a drain
+               is_down = false,              % it has been told that there is no connection
                was_up = false}).             % in this session
 -record(peer, {life = 1,                     % incarnation
                app = running,                % stopping, stopped
@@ -716,6 +717,7 @@ effect({order, Order}, X, W0) ->
     #peer{link = #link{lanes = [_ | _] = Lanes}} = peer(X, W0),
     W = case Order of
             {send, _, _, _} -> change_link(X, fun(L) -> L#link{was_up = true} end, W0);
+            {absent, _} -> change_link(X, fun(L) -> L#link{is_down = true} end, W0);
             _ -> W0
         end,
     Ref = make_ref(),
@@ -754,7 +756,11 @@ effect({dismiss, Answer}, X, W) ->
         again -> try_again(X, Room, W1);
         {gone, _} -> lists:foldl(fun(I, W2) -> waits(X, I, none, W2) end, W1, Room)
     end;
-effect({enter, Phase}, X, W) ->
+effect({enter, Phase}, X, W0) ->
+    W = case lists:member(Phase, [greeting, holding, opening]) of
+            true -> change_link(X, fun(L) -> L#link{is_down = false} end, W0);
+            false -> W0
+        end,
     change(X, fun(P) -> P#peer{row = Phase} end, W);
 effect({patience, What}, X, W) ->
     change_link(X, fun(L) -> L#link{is_patient = What =:= start} end, W);
@@ -765,6 +771,8 @@ effect({timer, Name, _}, X, W) ->
                            L#link{timers = [Name | lists:delete(Name, Timers)]}
                    end, W);
 effect({answer, _, Result}, X, W) ->
+    #peer{link = #link{is_down = IsDown}} = peer(X, W),
+    IsDown andalso Result =:= ok andalso error({has_not_drained, X}),
     change(X, fun(#peer{answers = Answers} = P) -> P#peer{answers = [Result | Answers]} end, W);
 effect({refused, incompatible, _}, _, W) ->
     W;

@@ -413,6 +413,8 @@ event(stop, S) ->
     wait_again(S#session{leaving = stop});
 event({drain, _} = Drain, #session{leaving = none} = S) ->
     event(Drain, S#session{leaving = drain});
+event({drain, _}, #session{leaving = stop, has_begun = true, peer = none} = S) ->
+    S;                                 % its caller hears that the link has ended
 event({drain, Caller}, #session{callers = Callers} = S) ->
     wait_again(S#session{callers = [Caller | Callers]});
 event(stalled, S) ->
@@ -577,10 +579,10 @@ disconnected(S) ->
             S3 = wait(answer(noconnection, S2#session{is_patient = false})),
             S4 = dismiss({gone, lost_queued}, order({absent, lost_queued}, S3)),
             closing(enter(closing, S4));
-        #session{has_begun = true} = S2 ->
-            down(lost_queued, left(noconnection, S2));
+        #session{leaving = stop} = S2 ->
+            answer(noconnection, down(lost_queued, S2));
         S2 ->
-            down(lost_queued, S2)
+            left(noconnection, down(lost_queued, S2))
     end.
 
 %% What was meant for the connection that was lost, or could not be made, is lost.
