@@ -21,9 +21,10 @@
 %% over another one. Then the trunk asks again, so the dock keeps the count of a carrier until the
 %% trunk says `forget'. (A trunk that does not resume sessions never says that, nor asks again.)
 %%
-%% The mailbox must be on the heap, whatever the node's default is: the trunk says `cut' when it
-%% knows that a carrier, another process at the peer, has ended, and no fragment of the carrier may
-%% come behind that (see trunkline_lane).
+%% Nothing that comes by a connection counts once its count has been told. But release 0.5.0 has
+%% carriers that send by the distribution. Its trunk says `cut' when it knows that such a process
+%% has ended, and no fragment of that may come behind it. So the mailbox must be on the heap,
+%% whatever the node's default is (see trunkline_lane).
 %%
 %% Data are in a binary of their own, into which the runtime system has read them from the socket.
 %%
