@@ -182,7 +182,13 @@ leaves_once(_) ->
          {S1, Last} = trunkline_session:step(Event, S),
          ?assertEqual(ended, trunkline_session:phase(S1)),
          ?assertEqual(Answers, [Answer || {answer, caller, Answer} <- Last])
-     end || {Event, Answers} <- [{finished, [ok]}, {stalled, [timeout]}]].
+     end || {Event, Answers} <- [{finished, [ok]}, {stalled, [timeout]}]],
+    %% If the peer is silent, its inlets may wait for the peer, too: they get a second.
+    {S2, Silent} = steps(up() ++ [stop, stalled]),
+    ?assertEqual({closing, [1000]}, {trunkline_session:phase(S2),
+                                     [Time || {timer, finish, Time} <- Silent]}),
+    {S3, _} = trunkline_session:step({timeout, finish}, S2),
+    ?assertEqual(ended, trunkline_session:phase(S3)).
 
 %% A drain that waits together with a stop has failed when the connection is lost. One that is asked
 %% for when the session has ended is not answered: its caller hears of the link's end.
@@ -303,7 +309,7 @@ events(#{refs := Refs}) ->
         ++ [{goodbye, Link, theirs} || Link <- Links]
         ++ [{goodbye_ok, Ref} || Ref <- Refs]
         ++ [nodedown, connect, stop, {drain, make_ref()}, lanes_ready, finished, stalled, gone]
-        ++ [{timeout, Name} || Name <- [retry, forget, connect, resume]].
+        ++ [{timeout, Name} || Name <- [retry, finish, forget, connect, resume]].
 
 some_pids() -> [[p1], [p1, p2], [p1, p2, p3]].
 

@@ -101,11 +101,12 @@
 %% distribution would overtake it. Neither begins while the session is suspended.
 %%
 %% Patience ends when nothing has moved for a while (effect patience, event stalled). A stop then
-%% ends the session without the peer, and the next time without its own inlets. A drain answers its
-%% callers, and goes on: if senders used plain distribution now they would overtake what the peer
-%% has not delivered. But they should not wait for a peer that stands still. So the gates open
-%% again, up to their bounds, and close with the next sign that the drain can be completed. Requests
-%% that come meanwhile join the one that is under way.
+%% ends the session without the peer, and a second later without its own inlets, which may wait for
+%% the peer as well. If the peer has answered, a stop has new patience for its inlets. A drain
+%% answers its callers, and goes on: if senders used plain distribution now they would overtake what
+%% the peer has not delivered. But they should not wait for a peer that stands still. So the gates
+%% open again, up to their bounds, and close with the next sign that the drain can be completed.
+%% Requests that come meanwhile join the one that is under way.
 %%
 %% After a drain the session stays, for replies to requests that were under way and for news of
 %% monitored processes, until the connection is lost.
@@ -141,7 +142,7 @@
 %% not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | supervisor | asked.
 -type what() :: lanes | inlets | trunk.
--type timer() :: retry | forget | connect | resume | settled.
+-type timer() :: retry | finish | forget | connect | resume | settled.
 
 -type event() ::
         %% The node. If it is not an audience it may not be an Erlang node: it is sent nothing until
@@ -203,6 +204,7 @@
 
 %% ms
 -define(AGAIN, 200).               % when there was no process left
+-define(FINISH, 1000).             % for the inlets of a session whose peer is silent
 -define(FORGET, 3_600_000).        % after which a peer that is gone is forgotten
 -define(FORGET_STRANGER, 1000).    % the same, of a node with which there was no session
 -define(PAUSE, 50).                % before another attempt to connect; longer each time
@@ -444,6 +446,8 @@ event({timeout, settled}, #session{phase = Phase} = S) when Phase =/= suspended 
     S#session{pause = 0};
 event({timeout, resume}, #session{phase = suspended} = S) ->
     over(S);
+event({timeout, finish}, #session{leaving = stop} = S) ->
+    stalled(S);
 event({timeout, forget}, #session{phase = down, supervisor = none} = S) ->
     %% The runtime system may still list the node as connected: then the link is not ended yet.
     forget_later(effect(forget, S));
@@ -498,7 +502,8 @@ stalled(#session{leaving = stop, has_begun = false} = S) ->
     leave(end_session(finish, S));
 stalled(#session{leaving = stop, peer = #peer{}} = S) ->
     %% What its lanes still have is lost.
-    closing((end_session(finish, S))#session{is_ready = true});
+    S1 = effect({timer, finish, ?FINISH}, end_session(finish, S)),
+    closing(S1#session{is_ready = true});
 stalled(#session{leaving = stop} = S) ->
     effect(stop, S#session{phase = ended});
 stalled(#session{leaving = drain, has_begun = false, path = wait, mode = Mode} = S)
