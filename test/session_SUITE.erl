@@ -76,7 +76,16 @@ once_failed(_) ->
             {go, [2, 0, 2, 0, 1, 0, 3]}, {go, [0]}, {go, [0, 0, 0, 2, 3, 0]}, {send, a, 1},
             {go, [0, 0, 1, 0, 1]}, {expire, a}, {go, [4]}, {stop, b}, {send, b, 3},
             {hold, speaker, b}, {go, [5]}, {go, [5, 0]}, {go, lists:duplicate(18, 0)},
-            {go, [0, 0, 1, 3, 4]}]).
+            {go, [0, 0, 1, 3, 4]}]),
+    %% A link that stopped while it held what its lanes had lost patience, with an attempt to
+    %% connect under way from the time before. It took no notice of the next incarnation of the
+    %% node, to which its lanes delivered.
+    ok = session_world:run(
+           {new, new},
+           [{go, lists:duplicate(2, 1)}, {go, [1, 0, 0, 0, 0, 0]}, {crash, a}, {go, [0]},
+            {break, 0}, {go, lists:duplicate(8, 0)}, {send, a, 1}, {go, lists:duplicate(14, 0)},
+            {stop, a}, {send, a, 1}, {go, [0]}, {kill, b, none}, {go, [0, 0]}, {send, a, 1},
+            {go, [0]}, connect, {stall, a}]).
 
 %% The first of these, step by step: the attempt's end says nothing of the connection that is there;
 %% only if nothing can be watched by that is it lost.

@@ -95,6 +95,9 @@ command({drain, X}, W) ->
         #peer{app = running, link = #link{}, sees = C, asked = Asked} = P when C =/= none ->
             mail(X, {drain, make_ref()},
                  put_peer(X, P#peer{asked = Asked + 1}, leaves(X, W)));
+        %% It gets an answer, or hears of the end of the link.
+        #peer{app = stopping, link = #link{}, sees = C, asked = Asked} = P when C =/= none ->
+            mail(X, {drain, make_ref()}, put_peer(X, P#peer{asked = Asked + 1}, W));
         _ ->
             W
     end;

@@ -499,7 +499,8 @@ stalled(#session{callers = [_ | _]} = S) ->
 stalled(#session{leaving = stop, has_begun = false, phase = suspended} = S) ->
     leave(over(S));
 stalled(#session{leaving = stop, has_begun = false} = S) ->
-    leave(end_session(finish, S));
+    %% (An attempt to connect may be under way that was begun before there was this connection.)
+    leave(unwatch_supervisor(end_session(finish, S)));
 stalled(#session{leaving = stop, peer = #peer{}} = S) ->
     %% What its lanes still have is lost.
     S1 = effect({timer, finish, ?FINISH}, end_session(finish, S)),
