@@ -134,6 +134,14 @@ servers(Config) ->
             ?is({ok, {error, nodedown}})},
            {server_call_nowhere, fun(R, _) -> R:server_call(?NOWHERE, server, server, x) end,
             ?is({ok, {error, nodedown}})},
+           {server_call_of_rex,
+            fun(R, N) -> R:server_call(N, rex, rex, {sbcast, no_such_name, x}) end,
+            ?is({ok, {nonexisting_name, no_such_name}})},
+           {multi_server_call_twice,
+            fun(R, N) ->
+                    {[Second, First], []} = R:multi_server_call([N, N], server, count),
+                    Second > First
+            end, ?is({ok, true})},
            {multi_server_call,
             fun(R, N) -> R:multi_server_call([?NOWHERE, N, "no node"], server, {double, 4}) end,
             ?is({ok, {[8], [?NOWHERE]}})},
@@ -319,6 +327,7 @@ answer(State) ->
     receive
         {tell, To, Message} -> To ! Message;
         {From, {double, N}} -> From ! {server, node(), 2 * N};
+        {From, count} -> From ! {server, node(), erlang:unique_integer([monotonic])};
         _ -> ok
     end,
     answer(State).

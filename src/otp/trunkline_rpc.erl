@@ -138,7 +138,7 @@ may come later.
 server_call(Node, Name, ReplyWrapper, Message) when is_atom(Node), is_atom(Name) ->
     case answer(ReplyWrapper, ask(Node, Name, Message)) of
         {reply, Reply} -> Reply;
-        {bad, Node} -> {error, nodedown}
+        down -> {error, nodedown}
     end.
 
 -doc "
@@ -505,8 +505,15 @@ ask_all(Nodes, Name, Message) ->
     Asked = lists:filtermap(fun(Node) when is_atom(Node) -> {true, ask(Node, Name, Message)};
                                (_) -> false
                             end, Nodes),
-    Answers = [answer(Name, Each) || Each <- Asked],
-    {[Reply || {reply, Reply} <- Answers], [Node || {bad, Node} <- Answers]}.
+    %% From the last to the first, as rpc does: a node that is asked twice answers twice.
+    lists:foldr(fun({Node, _} = Each, {Replies, Bad}) ->
+                        case answer(Name, Each) of
+                            {reply, {nonexisting_name, _}} when Name =:= ?REX ->     % to sbcast
+                                {Replies, [Node | Bad]};
+                            {reply, Reply} -> {[Reply | Replies], Bad};
+                            down -> {Replies, [Node | Bad]}
+                        end
+                end, {[], []}, Asked).
 
 %% Returns the node and the monitor of the process that was asked there.
 ask(Node, Name, Message) ->
@@ -524,13 +531,10 @@ monitor_at(Node, Name) ->
 answer(Name, {Node, Ref}) ->
     receive
         {'DOWN', Ref, _, _, _} ->
-            {bad, Node};
+            down;
         {Name, Node, Reply} ->
             true = trunkline:demonitor(Ref, [flush]),
-            case {Name, Reply} of
-                {?REX, {nonexisting_name, _}} -> {bad, Node};        % the answer to sbcast
-                _ -> {reply, Reply}
-            end
+            {reply, Reply}
     end.
 
 each(M, F, ExtraArgs, [Element | List]) ->
