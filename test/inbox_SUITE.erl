@@ -15,7 +15,7 @@
          urgent_burst/1, behind_no_more/1, quick_server/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
          closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, name_moves/1,
-         info_connects_to_no_node/1,
+         info_connects_to_no_node/1, without_trunkline/1,
          requests_refused/1, wrong_server_options/1, done_alone/1, opened_again/1]).
 -export([stalled_beside_lane/1, replies_bounded/1]).
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
@@ -46,8 +46,8 @@ groups() ->
                urgent]},
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, asked_by_tools, name_passed_on, name_moves,
-                  info_connects_to_no_node, requests_refused, wrong_server_options, done_alone,
-                  opened_again]},
+                  info_connects_to_no_node, without_trunkline, requests_refused,
+                  wrong_server_options, done_alone, opened_again]},
      {lanes, [stalled_beside_lane, replies_bounded]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
@@ -1717,6 +1717,19 @@ info_connects_to_no_node(_) ->
                                              #{} = trunkline_inbox:info(Inbox),
                                              nodes(connected) -- [node()]
                                      end) -- cluster:call(B, erlang, nodes, [hidden])),
+    cluster:stop_all([A, B]).
+
+%% A node that calls, and may be a program in another language, is told nothing of the inbox.
+without_trunkline(_) ->
+    [A, B] = [cluster:start(none), cluster:start([])],
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{policy => reject}]),
+    ok = cluster:call(
+           A, fun() ->
+                      true = register(trunkline_inboxes, self()),
+                      hello = gen_server:call({?NAME, cluster:node_of(B)}, {echo, hello}),
+                      _ = sys:get_state({trunkline_inboxes, cluster:node_of(B)}),
+                      receive Message -> {told, Message} after 0 -> ok end
+              end),
     cluster:stop_all([A, B]).
 
 %% With so many messages. Returns the consumer, and how to wait until it has got some.

@@ -8,17 +8,17 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([start_patient/0, start_watching/1, downs/1]).
 -export([what_the_old_knows/1]).
--export([exchanged/1, lane_counts/1, inboxes/1, full_inboxes/1, servers/1, old_stops/1,
-         upgraded_one_by_one/1, upgraded_in_place/1, new_takes_the_name_of_old/1, joined_and_left/1,
-         kept_for_old_senders/1]).
+-export([exchanged/1, lane_counts/1, inboxes/1, full_inboxes/1, full_until_told/1, servers/1,
+         old_stops/1, upgraded_one_by_one/1, upgraded_in_place/1, new_takes_the_name_of_old/1,
+         joined_and_left/1, kept_for_old_senders/1]).
 
 -define(DEADLINE, 60_000).
 
 suite() -> [{timetrap, {minutes, 15}}].
 
-all() -> [what_the_old_knows, exchanged, lane_counts, inboxes, full_inboxes, servers, old_stops,
-          upgraded_one_by_one, upgraded_in_place, new_takes_the_name_of_old, joined_and_left,
-          kept_for_old_senders].
+all() -> [what_the_old_knows, exchanged, lane_counts, inboxes, full_inboxes,
+          full_until_told, servers, old_stops, upgraded_one_by_one, upgraded_in_place,
+          new_takes_the_name_of_old, joined_and_left, kept_for_old_senders].
 
 %% Compiles that release, as it was.
 init_per_suite(Config) ->
@@ -134,24 +134,66 @@ full_inboxes(Config) ->
     lists:foreach(
       fun({A, B}) ->
               To = {post, cluster:node_of(B)},
-              {ok, _} = cluster:call(B, mailroom, start,
-                                     [{local, post}, #{}, #{policy => reject, messages => 20}]),
-              ok = cluster:call(B, mailroom, hold, [post]),
-              ok = cluster:call(B, fun() -> [post ! {from, x, N, y} || N <- lists:seq(1, 40)],
-                                            ok end),
-              Call = fun(Time) ->
-                             cluster:call(A, fun() -> traffic:attempt(
-                                                        fun() -> trunkline:call(To, {echo, x}, Time)
-                                                        end) end)
-                     end,
-              cluster:await(fun() -> case Call(100) of
-                                         {exit, {overload, _}} -> true;
-                                         Other -> Other
-                                     end end),
+              ok = fill(B),
+              await_refused(A, To),
               ok = cluster:call(B, mailroom, release, [post]),
-              cluster:await(fun() -> Call(?DEADLINE) =:= {ok, x} end)
+              cluster:await(fun() -> called(A, To, ?DEADLINE) =:= {ok, x} end)
       end, [{Old, New}, {New, Old}]),
     cluster:stop_all([Old, New]).
+
+%% An old node refuses calls until it is told that the inbox is not full any more: also if that is
+%% by another process than the one that has told it so, or if there was no such process meanwhile.
+full_until_told(Config) ->
+    {Old, New} = pair(Config, [], []),
+    To = {post, cluster:node_of(New)},
+    lists:foreach(
+      fun(Restart) ->
+              ok = fill(New),
+              Consumer = cluster:call(New, mailroom, consumer, [post]),
+              await_refused(Old, To),
+              Restart(fun() -> release = cluster:call(New, erlang, send, [Consumer, release]) end),
+              cluster:await(fun() -> called(Old, To, ?DEADLINE) =:= {ok, x} end),
+              ok = cluster:call(New, gen_server, stop, [post])
+      end,
+      [fun(Release) ->
+               Inboxes = cluster:call(New, erlang, whereis, [trunkline_inboxes]),
+               true = cluster:call(New, erlang, exit, [Inboxes, kill]),
+               cluster:await(fun() ->
+                                     Pid = cluster:call(New, erlang, whereis, [trunkline_inboxes]),
+                                     is_pid(Pid) andalso Pid =/= Inboxes
+                             end),
+               Release()
+       end,
+       fun(Release) ->
+               ok = cluster:call(New, cluster, stop_trunkline, []),
+               Release(),
+               ok = cluster:call(New, cluster, start_trunkline, [[]]),
+               cluster:await_up(Old, New)
+       end]),
+    cluster:stop_all([Old, New]).
+
+%% A server that stands still, behind an inbox that rejects, and is full.
+fill(Node) ->
+    {ok, _} = cluster:call(Node, mailroom, start,
+                           [{local, post}, #{}, #{policy => reject, messages => 20}]),
+    ok = cluster:call(Node, mailroom, hold, [post]),
+    cluster:call(Node, fun() ->
+                               lists:foreach(fun(N) -> post ! {from, x, N, y} end,
+                                             lists:seq(1, 40))
+                       end).
+
+called(Node, To, Time) ->
+    cluster:call(Node, fun() ->
+                               traffic:attempt(fun() -> trunkline:call(To, {echo, x}, Time) end)
+                       end).
+
+await_refused(Node, To) ->
+    cluster:await(fun() ->
+                          case called(Node, To, 100) of
+                              {exit, {overload, _}} -> true;
+                              Other -> Other
+                          end
+                  end).
 
 %% What callers see of gen_servers and gen_statems: replies of all kinds, exits, times.
 servers(Config) ->

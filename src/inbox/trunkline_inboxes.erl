@@ -22,8 +22,10 @@
 %%
 %% A node of release 0.5.0 is a guest, too, but knows no visits. It is told in other words what an
 %% inbox is ({introduced, Inboxes}) and when it is full ({full, Keeper, Number}), and monitors the
-%% inbox. It tells of all inboxes that it has when it is asked ({introduce, Node}), and this node
-%% monitors each of them.
+%% inbox. It goes on knowing the inbox when this process ends, or Trunkline stops here. So when it
+%% has spoken, or has asked ({introduce, Node}), it is a guest of all inboxes, and then of each that
+%% registers again: else it would not hear that one is not full any more. It tells of all inboxes
+%% that it has when it is asked, and this node monitors each of them.
 %%
 %% Who waits for room, what is outstanding, and what killed senders have left is the matter of
 %% trunkline_accounts.
@@ -156,9 +158,9 @@ handle_call(_, _, S) ->
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({register, Registration}, S) ->
-    {noreply, registered(Registration, S)};
+    {noreply, registered_again(Registration, S)};
 handle_cast({met, Keeper, Node}, S) ->
-    {noreply, met(Keeper, Node, S)};
+    {noreply, flush(met(Keeper, Node, S))};
 handle_cast({watch, Keeper}, #state{accounts = Accounts} = S) ->
     {noreply, S#state{accounts = trunkline_accounts:watch(Keeper, Accounts)}};
 handle_cast({changed, Keeper, Full}, #state{guests = Guests} = S) ->
@@ -166,7 +168,7 @@ handle_cast({changed, Keeper, Full}, #state{guests = Guests} = S) ->
     {noreply, flush(S#state{guests = trunkline_guests:changed(Keeper, Guests)})};
 handle_cast({has_spoken, Node}, S) ->
     ok = ask_old(Node),
-    {noreply, S};
+    {noreply, introduce(Node, S)};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
@@ -194,8 +196,8 @@ handle_info({visiting, Visit, Node}, #state{guests = Guests} = S)
     {noreply, flush(S#state{guests = trunkline_guests:speaks_of(Node, Visit, Guests)})};
 handle_info({over, Visit}, #state{hosts = Hosts} = S) ->
     {noreply, lists:foldl(fun forget/2, S, trunkline_hosts:over(Visit, Hosts))};
-handle_info({introduce, _}, S) ->
-    {noreply, S};                            % that node is told of an inbox when it sends to it
+handle_info({introduce, Node}, S) when is_atom(Node) ->
+    {noreply, introduce(Node, S)};
 handle_info({introduced, Inboxes}, S) when length(Inboxes) >= 0 ->
     {noreply, lists:foldl(fun introduced/2, S, Inboxes)};
 handle_info({'DOWN', Monitor, process, Object, Reason}, S) ->
@@ -229,6 +231,14 @@ registered({{Keeper, _, _, _} = Inbox, _, Stats, _} = Registration, S) ->
             named(Inbox, known(Inbox, S))
     end.
 
+%% Nodes of release 0.5.0 may know this inbox, if another process has told them of it.
+registered_again({{Keeper, _, _, _}, _, _, _} = Registration, S) ->
+    Old = [Node || trunkline_own_inboxes:inbox(Keeper) =:= none,
+                   {Node, #{agreement := #{}}} <- maps:to_list(trunkline_peers:all()),
+                   is_old(Node)],
+    flush(lists:foldl(fun(Node, S1) -> met(Keeper, Node, S1) end, registered(Registration, S),
+                      Old)).
+
 named({Keeper, Name, Policy, _}, #state{guests = Guests} = S) ->
     case Name =/= undefined andalso is_bounding(Policy) of
         true -> flush(S#state{guests = trunkline_guests:named(Keeper, Name, Guests)});
@@ -238,13 +248,20 @@ named({Keeper, Name, Policy, _}, #state{guests = Guests} = S) ->
 %% An inbox whose policy is to drop does not bound its senders.
 is_bounding(Policy) -> Policy =:= block orelse Policy =:= reject.
 
+%% (A node without Trunkline, which may be a program in another language, is told nothing.)
 met(Keeper, Node, #state{guests = Guests} = S) ->
-    case trunkline_own_inboxes:inbox(Keeper) of
-        {_, Name, _, _} ->
-            flush(S#state{guests = trunkline_guests:met(Node, Keeper, Name, Guests)});
-        none ->
-            S
+    case trunkline_peers:has_spoken(Node) andalso trunkline_own_inboxes:inbox(Keeper) of
+        {_, Name, _, _} -> S#state{guests = trunkline_guests:met(Node, Keeper, Name, Guests)};
+        _ -> S
     end.
+
+%% If that node is of release 0.5.0 it meets all inboxes.
+introduce(Node, S) ->
+    Keepers = [Keeper || is_old(Node), {{Keeper, _, Policy, _}, _} <- trunkline_own_inboxes:all(),
+                         is_bounding(Policy)],
+    flush(lists:foldl(fun(Keeper, S1) -> met(Keeper, Node, S1) end, S, Keepers)).
+
+is_old(Node) -> not trunkline_peers:can(Node, inboxes).
 
 %% --- inboxes of other nodes -----------------------------------------------------------
 
@@ -361,8 +378,9 @@ in_its_words(News, Node) ->
         {true, _} -> [in_full(News)];
         {false, {over, _}} -> [];
         {false, {inboxes, _, Keepers}} ->
-            Inboxes = lists:filter(fun is_tuple/1,         % those that have not ended
-                                   lists:map(fun trunkline_own_inboxes:inbox/1, Keepers)),
+            Inboxes = [{Keeper, still(Name, Keeper), Policy, Bound}
+                       || {Keeper, Name, Policy, Bound} <-          % those that have not ended
+                              lists:map(fun trunkline_own_inboxes:inbox/1, Keepers)],
             [{introduced, Inboxes}
              | [{full, Keeper, number(Keeper)} || {Keeper, _, _, _} <- Inboxes]]
     end.
