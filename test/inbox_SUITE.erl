@@ -21,7 +21,7 @@
 -export([consumer_dies/1, producers_killed/1, killed_when_told/1, sending_node_dies/1,
          receiving_node_dies/1, lanes_killed/1, inboxes_killed/1, opened_meanwhile/1,
          application_restarted/1,
-         killed_and_started_again/1, starter_killed/1, waiters_killed/1,
+         killed_and_started_again/1, killed_and_known_later/1, starter_killed/1, waiters_killed/1,
          keeper_killed/1, disconnected/1, stopped_and_continued/1, late_introduction/1]).
 -export([is_urgent/1]).
 
@@ -52,7 +52,7 @@ groups() ->
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
                application_restarted,
-               killed_and_started_again, starter_killed, waiters_killed,
+               killed_and_started_again, killed_and_known_later, starter_killed, waiters_killed,
                keeper_killed, disconnected, stopped_and_continued, late_introduction]}].
 
 %% A keeper to which nothing comes sleeps. When more comes it looks once a second again, for events
@@ -2183,6 +2183,38 @@ killed_and_started_again(_) ->
                         end || _ <- lists:seq(1, 100)],
                        ok
                end) || How <- [#{table => ?NAME}, #{table => ?NAME, trap => true}]],
+    cluster:stop(B).
+
+%% It was killed before the next process of the inboxes knew it. That ends the server, too: the next
+%% one of that name waits for its end.
+killed_and_known_later(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(
+           B, fun() ->
+                      process_flag(trap_exit, true),
+                      {ok, Pid} = trunkline_inbox:start_link({local, ?NAME}, mailroom,
+                                                             #{trap => true}, []),
+                      ok = gen_server:call(Pid, hold, infinity),
+                      true = erlang:suspend_process(Pid),
+                      Inboxes = whereis(trunkline_inboxes),
+                      exit(Inboxes, kill),
+                      cluster:await(fun() ->
+                                            Next = whereis(trunkline_inboxes),
+                                            is_pid(Next) andalso Next =/= Inboxes
+                                    end),
+                      Next = whereis(trunkline_inboxes),
+                      true = erlang:suspend_process(Next),
+                      true = erlang:resume_process(Pid),
+                      cluster:await(fun() ->
+                                            {messages, Messages} = process_info(Next, messages),
+                                            [] =/= [R || {'$gen_cast', {register, R}} <- Messages]
+                                    end),
+                      exit(Pid, kill),
+                      receive {'EXIT', Pid, killed} -> ok end,
+                      true = erlang:resume_process(Next),
+                      {ok, _} = trunkline_inbox:start_link({local, ?NAME}, mailroom, #{}, []),
+                      ok
+              end),
     cluster:stop(B).
 
 %% Who starts the server is killed meanwhile: so is the server, as with gen_server.

@@ -58,7 +58,8 @@ add({{Keeper, _, _, _} = Inbox, Work, Stats, Behind}) ->
 ended(Keeper, Reason) ->
     case ets:take(?TABLE, Keeper) of
         [#own{behind = {server, Name, Pid}}] ->
-            _ = Reason =:= killed andalso exit(Pid, kill),
+            %% (`noproc': it may have been killed before this process knew it.)
+            _ = lists:member(Reason, [killed, noproc]) andalso exit(Pid, kill),
             Server = #server{name = Name, keeper = Keeper, pid = Pid},
             _ = monitor(process, Pid, [{tag, {server_ended, Server}}]),
             ok;
