@@ -310,6 +310,13 @@ silence(Config) ->
                               | transform()]),
     ?assertEqual(Rest, [Warning || {_, Warning} <- Others]),
     ?assert(length(Rest) < length(All)),
+    %% Of monitors, if these are not transformed.
+    Monitors = fun(Options) ->
+                       {_, _, Warnings} = compile(Source, doubts, Options ++ transform()),
+                       [MFA || {_, {left, {erlang, monitor, _} = MFA, _}} <- Warnings]
+               end,
+    ?assertEqual([], Monitors([{trunkline_transform, [gen_server]}])),
+    ?assertMatch([_, _], Monitors([{trunkline_transform, [monitor]}])),
     %% In the module itself.
     Text = "-module(m).\n-export([f/1]).\n-compile([~s]).\nf(P) -> P ! x, sys:suspend(P).\n",
     [?assertMatch({ok, m, _, []},

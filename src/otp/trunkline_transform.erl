@@ -334,7 +334,7 @@ leave(Anno, MFA, Args, Scope, #seen{warnings = Before} = Seen) ->
     end.
 
 warn_of_left(Meaning, Argument, Anno, MFA, Args, Scope, Seen) ->
-    warn_if(is_any_selected(Scope) andalso not is_here(Argument, MFA, Args, Scope),
+    warn_if(is_due(MFA, Scope) andalso not is_here(Argument, MFA, Args, Scope),
             Anno, {left, MFA, Meaning}, Seen).
 
 is_here(_, {_, Function, _}, Args, _) when Function =:= monitor_node; Function =:= monitor_nodes ->
@@ -383,7 +383,7 @@ reference(Tree, Anno, MFA, Scope, Seen) ->
         none ->
             case left(MFA) of
                 {Meaning, _} when Meaning =/= halt ->
-                    {Tree, warn_if(is_any_selected(Scope), Anno, {left, MFA, Meaning}, Seen)};
+                    {Tree, warn_if(is_due(MFA, Scope), Anno, {left, MFA, Meaning}, Seen)};
                 _ ->
                     {Tree, Seen}
             end;
@@ -421,7 +421,10 @@ target(unknown, _) ->
 
 selected(#{classes := Classes}) ->
     [Row || {Class, _, _, _} = Row <- table(), lists:member(Class, Classes)].
-is_any_selected(#{classes := Classes}) -> Classes =/= [].
+%% Whether it matters that this function is left. (If monitor/2 is not transformed either, the user
+%% wants OTP's monitors.)
+is_due({erlang, monitor, _}, #{classes := Classes}) -> lists:member(monitor, Classes);
+is_due(_, #{classes := Classes}) -> Classes =/= [].
 %% Whether all requests of that module are transformed.
 is_transformed(Module, Scope) ->
     Module =/= erlang andalso lists:keymember(Module, 2, selected(Scope)).
