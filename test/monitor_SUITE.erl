@@ -12,7 +12,9 @@
          stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
          set_before_link_notices/1, demonitored_when_gone/1, no_process_left/1,
          killed_while_moving/1, demonitored_while_moving/1, stopped_at_both/1,
-         plain_and_overseer_killed/1]).
+         plain_and_overseer_killed/1, known_for_long/1, taken_before/1,
+         killed_when_missing/1]).
+-export([known/1, taken/1, missing/1]).
 -export([monitor_often/2, heard/1, kill_when/2, take_back_at_session/3, of_sessions/0]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2,
          answering/0, set_and_see/2, says_and_ends/2, hears/1, gone/4, obeys/1,
@@ -30,7 +32,8 @@ all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large
           session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
           stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
           set_before_link_notices, demonitored_when_gone, no_process_left, killed_while_moving,
-          demonitored_while_moving, stopped_at_both, plain_and_overseer_killed].
+          demonitored_while_moving, stopped_at_both, plain_and_overseer_killed, known_for_long,
+          taken_before, killed_when_missing].
 
 %% --- what OTP documents ---------------------------------------------------------------
 
@@ -1043,6 +1046,95 @@ plain_and_overseer_killed(_) ->
     finish(B, [Server], because),
     await_held(A, Holder, [because]),
     cluster:stop_all([A, B]).
+
+%% A process ends when lanes have its monitor, and they find that only after a long time: the
+%% watcher still knows the reason.
+known_for_long(_) -> by_watcher(known).
+
+known(Node) ->
+    P = waiting(Node),
+    {Watcher, Ref} = plain(P),
+    ok = to_lanes(Watcher, Ref, P),
+    Other = erlang:monitor(process, P),
+    P ! {exit, x},
+    receive {'DOWN', Other, process, P, x} -> ok end,
+    %% The watcher has had its own 'DOWN' when that process is monitored and found dead.
+    cluster:await(fun() -> {monitors, Ms} = process_info(Watcher, monitors), Ms =:= [] end),
+    _ = sys:get_state(Watcher),
+    Monitor = {self(), Ref, P},
+    [Watcher ! {moved, [Monitor]} || _ <- [1, 2]],         % the time is over
+    none = trunkline_agent:step({ended, P, self(), Ref}, noproc, none),
+    {process, true, x} = down(Ref, P),
+    cluster:await(fun() -> trunkline_monitor_rows:lookup(Ref) =:= none end),
+    %% It forgets what nobody wants to know.
+    Q = waiting(Node),
+    {Watcher, Unwanted} = plain(Q),
+    ok = to_lanes(Watcher, Unwanted, Q),
+    Q ! {exit, x},
+    cluster:await(fun() -> {monitors, Ms} = process_info(Watcher, monitors), Ms =:= [] end),
+    ok = trunkline_monitor_rows:leave(self(), Unwanted),
+    Watcher ! {moved, [{self(), Unwanted, Q}]},
+    is_empty(Watcher).
+
+%% The overseer is killed when a row has been entered, and before the watcher is asked: its
+%% successor asks as well. The process is monitored once.
+taken_before(_) -> by_watcher(taken).
+
+taken(Node) ->
+    P = waiting(Node),
+    Watcher = gen_server:call(trunkline_monitors, {plain, self(), Node}),
+    Ref = alias([reply]),
+    ok = trunkline_monitor_rows:enter(Ref, {plain, Watcher}, P),
+    ok = trunkline_watcher:take(Watcher, trunkline_process:controller(Node), [{self(), Ref, P}]),
+    ok = trunkline_watcher:monitor(Watcher, Ref, P),
+    {monitors, [_]} = process_info(Watcher, monitors),
+    true = trunkline:demonitor(Ref),
+    is_empty(Watcher).
+
+%% The watcher is to tell the caller, and is killed: nobody knows the reason.
+killed_when_missing(_) -> by_watcher(missing).
+
+missing(Node) ->
+    P = waiting(Node),
+    {Watcher, Ref} = plain(P),
+    ok = sys:suspend(Watcher),
+    ok = to_lanes(Watcher, Ref, P),
+    none = trunkline_agent:step({ended, P, self(), Ref}, noproc, none),
+    ok = trunkline_process:kill(Watcher),
+    {process, true, noproc} = down(Ref, P),
+    cluster:await(fun() -> trunkline_monitor_rows:lookup(Ref) =:= none end),
+    true = exit(P, kill),
+    ok.
+
+by_watcher(Test) ->
+    [A, B] = cluster:start_all([[], none]),
+    cluster:connect(A, B),
+    ok = cluster:call(A, ?MODULE, Test, [cluster:node_of(B)]),
+    cluster:stop_all([A, B]).
+
+%% What trunkline:monitor/1 does without a session.
+plain(P) ->
+    Ref = trunkline:monitor(P),
+    {ok, P, {plain, Watcher}} = trunkline_monitor_rows:lookup(Ref),
+    {Watcher, Ref}.
+
+%% This process stands for the first inlet.
+to_lanes(Watcher, Ref, P) ->
+    Monitor = {self(), Ref, P},
+    true = trunkline_monitor_rows:move(Monitor, {plain, Watcher}, self()),
+    trunkline_watcher:moved(Watcher, [Monitor]).
+
+%% It has no monitor, and no row.
+is_empty(Watcher) ->
+    cluster:await(fun() ->
+                          _ = sys:get_state(Watcher),
+                          Rows = [ets:info(T, size) || T <- ets:all(),
+                                                       ets:info(T, owner) =:= Watcher],
+                          case {process_info(Watcher, monitors), Rows} of
+                              {{monitors, []}, [0]} -> true;
+                              Left -> Left
+                          end
+                  end).
 
 %% Monitors are taken back just while they are moved to lanes: none stays at the peer.
 demonitored_while_moving(_) ->

@@ -19,7 +19,7 @@
 
 -export([foldl/2, lost/0]).
 -export([enter/3, lookup/1, leave/2, take/2, of_caller/1, of_session/1, move/3, node_of/1]).
--export([down/4, missing/2, is_missing/2, is_plain/2]).
+-export([down/4, missing/2, is_missing/2, of_missing/1, is_plain/2, exists/2]).
 
 -export_type([session/0, monitor/0]).
 
@@ -125,6 +125,12 @@ missing(Caller, Ref) ->
 -spec is_missing(Caller :: pid(), reference()) -> boolean().
 is_missing(Caller, Ref) -> field(4, Caller, Ref) =:= {missing, self()}.
 
+%% The monitors of which that watcher is, or was, to tell the callers.
+-spec of_missing(Watcher :: pid()) -> [monitor()].
+of_missing(Watcher) ->
+    ets:select(?ROWS, [{{{'$1', '$2'}, '_', '$3', {missing, Watcher}}, [],
+                        [{{'$1', '$2', '$3'}}]}]).
+
 field(Position, Caller, Ref) ->
     try ets:lookup_element(?ROWS, {Caller, Ref}, Position)
     catch error:badarg -> none
@@ -133,3 +139,7 @@ field(Position, Caller, Ref) ->
 %% Whether the calling watcher has the monitor: no lane has it, and it was not demonitored.
 -spec is_plain(Caller :: pid(), reference()) -> boolean().
 is_plain(Caller, Ref) -> field(2, Caller, Ref) =:= {plain, self()}.
+
+%% `false': it was demonitored, or its 'DOWN' has been sent.
+-spec exists(Caller :: pid(), reference()) -> boolean().
+exists(Caller, Ref) -> field(2, Caller, Ref) =/= none.

@@ -320,10 +320,11 @@ caller_ended(Caller) ->
                   trunkline_monitor_rows:of_caller(Caller)),
     true = ets:delete(?WATCHED, Caller).
 
-%% The session's row has to be deleted first. If this process is killed, its successor finds the
-%% remaining work in the monitors' rows. A command that a caller has handed over may reach the next
-%% session.
+%% The session's row has to be deleted before its monitors are looked for. If this process is killed
+%% then, its successor finds the remaining work in the monitors' rows. A command that a caller has
+%% handed over may reach the next session.
 session_ended(Session, S) ->
+    ok = none_knows(Session),
     [{_, _, Node, Mark}] = ets:take(?WATCHED, Session),
     Controller = case Mark of
                      {resumes, Last} -> Last;
@@ -334,6 +335,14 @@ session_ended(Session, S) ->
         _ -> true
     end,
     session_ended(Session, Node, Controller, S).
+
+%% Lanes have found no process, and the watcher that may have known the reason has ended.
+none_knows({plain, Watcher}) ->
+    lists:foreach(fun({Caller, Ref, Object}) ->
+                          ok = trunkline_monitor_rows:down(Caller, Ref, Object, noproc)
+                  end, trunkline_monitor_rows:of_missing(Watcher));
+none_knows(_) ->
+    ok.
 
 session_ended(Session, Node, Controller, S) ->
     case {trunkline_process:controller(Node), Session} of

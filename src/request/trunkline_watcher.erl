@@ -93,7 +93,9 @@ init(Node) ->
 -spec handle_call(term(), gen_server:from(), #watcher{}) ->
           {reply, ok | {error, badarg}, #watcher{}}.
 handle_call({monitor, Caller, Ref, Object}, _, S) ->
-    ok = watch({Caller, Ref, Object}, S),
+    Monitor = {Caller, Ref, Object},
+    %% Another overseer may have found the row, and has told this process already (take/3).
+    is_here(Monitor, S) orelse watch(Monitor, S),
     {reply, ok, S};
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
@@ -142,6 +144,7 @@ handle_info(held, #watcher{held = Held} = S) ->
 handle_info({moved, Monitors}, S) ->
     lists:foreach(fun({Caller, Ref, _} = Monitor) ->
                           trunkline_monitor_rows:is_plain(Caller, Ref)
+                              orelse has_ended(Monitor, S)
                               orelse forget(Ref, S) andalso ended(Monitor, noproc, S)
                   end, Monitors),
     {noreply, S};
@@ -185,7 +188,7 @@ down(Monitor, Reason, S) ->
     end.
 
 %% If lanes have the monitor by now, they may have found no process: then the caller is told. Or
-%% they may do so yet: what they cannot find out is kept for a while.
+%% they may do so yet: what they cannot find out is kept until they have told the caller something.
 ended({Caller, Ref, Object} = Monitor, Reason, #watcher{monitors = Monitors}) ->
     case trunkline_monitor_rows:is_plain(Caller, Ref)
         orelse Reason =/= noconnection andalso trunkline_monitor_rows:is_missing(Caller, Ref) of
@@ -194,20 +197,29 @@ ended({Caller, Ref, Object} = Monitor, Reason, #watcher{monitors = Monitors}) ->
         false when Reason =:= noproc; Reason =:= noconnection ->
             ok;
         false ->
-            true = ets:insert(Monitors, {Ref, {ended, Reason}}),
-            moved(self(), [Monitor])
+            case trunkline_monitor_rows:exists(Caller, Ref) of
+                true ->
+                    true = ets:insert(Monitors, {Ref, {ended, Reason}}),
+                    moved(self(), [Monitor]);
+                false ->
+                    ok
+            end
     end.
 
-%% Whether the watcher still has a monitor that lanes have had. If it knows how the process has
-%% ended, the caller is told.
+%% Whether the watcher has a monitor that lanes have had, too.
 is_here({_, Ref, _} = Monitor, #watcher{monitors = Monitors} = S) ->
+    has_ended(Monitor, S) orelse ets:member(Monitors, Ref).
+
+%% Whether the watcher knows how the process has ended. Then it tells the caller, or goes on waiting
+%% for what lanes find.
+has_ended({_, Ref, _} = Monitor, #watcher{monitors = Monitors} = S) ->
     case ets:lookup(Monitors, Ref) of
         [{Ref, {ended, Reason}}] ->
             true = ets:delete(Monitors, Ref),
             ok = ended(Monitor, Reason, S),
             true;
-        Known ->
-            Known =/= []
+        _ ->
+            false
     end.
 
 %% The state of the session. `opening': it is not clear yet whether there will be a session. Until
