@@ -14,7 +14,7 @@
 
 -include("trunkline_route.hrl").
 
--export([retry/6, await_session/2, try_again/2, count_nosuspend/1, await_room/4]).
+-export([retry/6, await_session/2, try_again/3, count_nosuspend/1, await_room/4]).
 
 -export_type([patience/0]).
 
@@ -109,22 +109,32 @@ await_opening(Node, Link, Patience) ->
 %% While a node leaves, messages go neither by lane nor by plain distribution. That is no lack of
 %% room, and with `!' it does not happen. So a sender that must not be suspended waits, too, for
 %% CHANGE at most, and tries again: also if that is over since it was refused.
--spec try_again(HandOver :: fun(() -> Answer | nosuspend), node()) -> Answer | nosuspend.
-try_again(HandOver, Node) ->
+-spec try_again(HandOver :: fun(() -> Answer | nosuspend), node(),
+                Charge :: fun(() -> trunkline_gate:charge())) -> Answer | nosuspend.
+try_again(HandOver, Node, Charge) ->
     case HandOver() of
         nosuspend ->
-            ok = await_change(trunkline_route:lookup(Node)),
-            HandOver();
+            case await_change(Node, Charge()) of
+                true -> HandOver();
+                false -> nosuspend
+            end;
         Answer ->
             Answer
     end.
 
-await_change(#route{gate = Gate, link = Link}) ->
-    _ = trunkline_gate:path(Gate) =:= wait
-        andalso wait(Link, session, trunkline_deadline:in(?CHANGE)),
-    ok;
-await_change(none) ->
-    ok.
+await_change(Node, Charge) ->
+    case trunkline_route:lookup(Node) of
+        #route{gate = Gate, link = Link} = Route ->
+            case trunkline_gate:path(Gate) of
+                wait -> wait(Link, session, trunkline_deadline:in(?CHANGE)) =/= timeout;
+                direct -> true;
+                _ ->
+                    Ix = level(self(), Charge, Route),
+                    trunkline_gate:fill(Gate, Ix) < trunkline_route:limit(Ix, Route)
+            end;
+        none ->
+            true
+    end.
 
 %% The calling process is told so.
 -spec count_nosuspend(node()) -> ok.

@@ -117,7 +117,8 @@ together(Node, Addressees, #cast{packed = Packed, how = How} = Cast) ->
 
 hand_over(Node, Part, N, Packed, How) ->
     trunkline_refused:try_again(
-      fun() -> trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) end, Node).
+      fun() -> trunkline_sender:hand_over_packed(Node, {each, Part}, N, Packed, How) end,
+      Node, fun() -> trunkline_sender:packed_charge(Packed, N) end).
 
 split(Addressees, N) when N =< ?TOGETHER ->
     {Addressees, N, []};

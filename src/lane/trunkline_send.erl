@@ -84,7 +84,8 @@ hand_over(Node, Addressee, Message, {infinity, connect}) ->
     trunkline_sender:hand_over(Node, Addressee, Message);
 hand_over(Node, Addressee, Message, {Patience, Connect}) ->
     trunkline_refused:try_again(
-      fun() -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) end, Node).
+      fun() -> trunkline_sender:hand_over(Node, Addressee, Message, Patience, Connect) end,
+      Node, fun() -> trunkline_shape:charge(trunkline_shape:size(Message)) end).
 
 %% The options of erlang:send/3.
 options({Patience, Connect}) ->

@@ -11,8 +11,8 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, as_parcel/5,
-         as_term/2]).
+-export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, packed_charge/2,
+         as_parcel/5, as_term/2]).
 -export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
@@ -263,15 +263,20 @@ hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
         false -> noconnect
     end.
 
-enter_packed(Route, Ix, To, Addressees, {encoded, Binary}, How, Ticket) ->
-    Charge = trunkline_gate:charge(byte_size(Binary), Addressees),
-    by_lane(Route, Ix, fun() -> [To | Binary] end, Charge, How, Ticket);
+%% What it is charged for that many addressees.
+-spec packed_charge(packed(), Addressees :: pos_integer()) -> trunkline_gate:charge().
+packed_charge({encoded, Binary}, Addressees) ->
+    trunkline_gate:charge(byte_size(Binary), Addressees);
+packed_charge({parcel, _, Charge}, Addressees) ->
+    trunkline_gate:with_addressees(Addressees, Charge).
+
+enter_packed(Route, Ix, To, Addressees, {encoded, Binary} = Packed, How, Ticket) ->
+    by_lane(Route, Ix, fun() -> [To | Binary] end, packed_charge(Packed, Addressees), How, Ticket);
 enter_packed(Route, Ix, {each, [To]}, 1, {parcel, Parcel, Charge}, How, Ticket) ->
     %% As a message to one process it need not hold up those to others.
     parcel(Route, Ix, To, 1, Parcel, Charge, How, Ticket);
-enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, Charge}, How, Ticket) ->
-    Charge1 = trunkline_gate:with_addressees(Addressees, Charge),
-    parcel(Route, Ix, To, Addressees, Parcel, Charge1, How, Ticket).
+enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, _} = Packed, How, Ticket) ->
+    parcel(Route, Ix, To, Addressees, Parcel, packed_charge(Packed, Addressees), How, Ticket).
 
 refused(Route, Ix, Full, Charge, {Patience, _}, Ticket) ->
     trunkline_refused:retry(Route, Ix, Full, Charge, Patience, Ticket).
