@@ -136,7 +136,10 @@ sources(Dir) ->
 
 %% The adopted modules that are there.
 adopted(Dir) ->
-    {ok, Files} = file:list_dir(Dir),
+    Files = case file:list_dir(Dir) of
+                {ok, All} -> All;
+                {error, _} -> []             % it cannot be read; what is written says why
+            end,
     [Module || File <- Files, filename:extension(File) =:= ".beam",
                {ok, Beam} <- [file:read_file(filename:join(Dir, File))],
                {ok, {Module, [{attributes, Attributes}]}} <- [beam_lib:chunks(Beam, [attributes])],

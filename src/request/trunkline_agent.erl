@@ -59,14 +59,14 @@
          servers = #{} :: #{pid() => #server{}},
          executors = #{} :: #{pid() => trunkline_command:caller()},
          %% {caller's reference, monitor}
-         monitors :: ets:table()}).
+         monitors = none :: none | ets:table()}).
 -opaque agent() :: #agent{}.
 
 %% The calling process is the agent for the callers at one node, and answers them by the route to
 %% that node.
 -spec new(trunkline_route:route()) -> agent().
 new(Route) ->
-    #agent{route = Route, monitors = ets:new(?MODULE, [private])}.
+    #agent{route = Route}.
 
 %% Carries out a command that has come by lane.
 -spec step(trunkline_command:command(), Message :: term(), agent()) -> agent().
@@ -229,14 +229,16 @@ address({monitor, Name, Caller, Ref}, Agent) when is_atom(Name) ->
 address({monitor, Server, Caller, Ref}, Agent) ->
     {nobody, add_monitor(Server, Server, Caller, Ref, Agent)};
 address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
-    case ets:take(Monitors, Ref) of
+    case Monitors =/= none andalso ets:take(Monitors, Ref) of
         [{Ref, Monitor}] -> demonitor(Monitor);      % a message that is here already is ignored
-        [] -> true                                   % it has ended
+        _ -> true                                    % it has ended
     end,
     {nobody, Agent};
 address({ended, Object, _, Ref}, Agent) ->
     {Ref, {down, Object, Ref}, Agent}.
 
+add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
+    add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
 add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
     %% The caller's node may ask for it twice when a session begins.
     case ets:member(Monitors, Ref) of
@@ -305,10 +307,10 @@ executed_by(Executor, Command, #agent{executors = Executors} = Agent) ->
           agent().
 monitored_ended({ended, _, _, Ref} = Command, Monitor, Pid, Reason,
                 #agent{monitors = Monitors} = Agent) ->
-    case ets:take(Monitors, Ref) of
+    case Monitors =/= none andalso ets:take(Monitors, Ref) of
         [{Ref, Monitor}] -> send(Command, Reason, Pid, Agent);
         [Another] -> true = ets:insert(Monitors, Another);      % it has been monitored again
-        [] -> true                                              % it is demonitored
+        _ -> true                                               % it is demonitored
     end,
     Agent.
 
