@@ -135,11 +135,10 @@ who_knows(Keeper) ->
 init([]) ->
     ok = trunkline_inbox_rows:new(),
     ok = trunkline_own_inboxes:new(),
-    Peers = maps:to_list(trunkline_peers:all()),
-    lists:foreach(fun({_, #{stats := Stats}}) ->
-                          trunkline_stats:put(Stats, peer, inbox_waiting, 0)
-                  end, Peers),
-    lists:foreach(fun ask_old/1, [Node || {Node, #{agreement := #{}}} <- Peers]),
+    maps:foreach(fun(_, #{stats := Stats}) ->
+                         trunkline_stats:put(Stats, peer, inbox_waiting, 0)
+                 end, trunkline_peers:all()),
+    lists:foreach(fun ask_old/1, with_session()),
     {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
@@ -233,8 +232,7 @@ registered({{Keeper, _, _, _} = Inbox, _, Stats, _} = Registration, S) ->
 
 %% Nodes of release 0.5.0 may know this inbox, if another process has told them of it.
 registered_again({{Keeper, _, _, _}, _, _, _} = Registration, S) ->
-    Old = [Node || trunkline_own_inboxes:inbox(Keeper) =:= none,
-                   {Node, #{agreement := #{}}} <- maps:to_list(trunkline_peers:all()),
+    Old = [Node || trunkline_own_inboxes:inbox(Keeper) =:= none, Node <- with_session(),
                    is_old(Node)],
     flush(lists:foldl(fun(Node, S1) -> met(Keeper, Node, S1) end, registered(Registration, S),
                       Old)).
@@ -262,6 +260,9 @@ introduce(Node, S) ->
     flush(lists:foldl(fun(Keeper, S1) -> met(Keeper, Node, S1) end, S, Keepers)).
 
 is_old(Node) -> not trunkline_peers:can(Node, inboxes).
+
+%% The nodes with which there is a session.
+with_session() -> [Node || {Node, #{agreement := #{}}} <- maps:to_list(trunkline_peers:all())].
 
 %% --- inboxes of other nodes -----------------------------------------------------------
 

@@ -95,14 +95,14 @@ init(Node) ->
 handle_call({monitor, Caller, Ref, Object}, _, S) ->
     Monitor = {Caller, Ref, Object},
     %% Another overseer may have found the row, and has told this process already (take/3).
-    is_here(Monitor, S) orelse watch(Monitor, S),
+    covers(Monitor, S) orelse watch(Monitor, S),
     {reply, ok, S};
 handle_call(_, _, S) ->
     {reply, {error, badarg}, S}.
 
 -spec handle_cast(term(), #watcher{}) -> {noreply, #watcher{}}.
 handle_cast({take, Controller, Monitors}, #watcher{node = Node} = S) ->
-    New = [Monitor || Monitor <- Monitors, not is_here(Monitor, S)],
+    New = [Monitor || Monitor <- Monitors, not covers(Monitor, S)],
     %% Monitoring would make a connection, if there is none.
     IsThere = fun() -> Controller =/= none
                            andalso Controller =:= trunkline_process:controller(Node) end,
@@ -123,7 +123,7 @@ handle_cast({demonitor, Ref}, S) ->
     forget(Ref, S),
     {noreply, S};
 handle_cast({noproc, Monitor}, S) ->
-    case is_here(Monitor, S) of
+    case covers(Monitor, S) of
         true -> ok = moved(self(), [Monitor]);           % its 'DOWN' should come until then
         false -> ok = ended(Monitor, noproc, S)
     end,
@@ -144,7 +144,7 @@ handle_info(held, #watcher{held = Held} = S) ->
 handle_info({moved, Monitors}, S) ->
     lists:foreach(fun({Caller, Ref, _} = Monitor) ->
                           trunkline_monitor_rows:is_plain(Caller, Ref)
-                              orelse has_ended(Monitor, S)
+                              orelse tell_known(Monitor, S)
                               orelse forget(Ref, S) andalso ended(Monitor, noproc, S)
                   end, Monitors),
     {noreply, S};
@@ -206,13 +206,14 @@ ended({Caller, Ref, Object} = Monitor, Reason, #watcher{monitors = Monitors}) ->
             end
     end.
 
-%% Whether the watcher has a monitor that lanes have had, too.
-is_here({_, Ref, _} = Monitor, #watcher{monitors = Monitors} = S) ->
-    has_ended(Monitor, S) orelse ets:member(Monitors, Ref).
+%% Whether the watcher need not monitor the process: it does so still, or knows how the process has
+%% ended, and has seen to that (tell_known/2).
+covers({_, Ref, _} = Monitor, #watcher{monitors = Monitors} = S) ->
+    tell_known(Monitor, S) orelse ets:member(Monitors, Ref).
 
-%% Whether the watcher knows how the process has ended. Then it tells the caller, or goes on waiting
-%% for what lanes find.
-has_ended({_, Ref, _} = Monitor, #watcher{monitors = Monitors} = S) ->
+%% If the watcher knows how the process has ended it tells the caller, or goes on waiting for what
+%% lanes find. Returns whether it knows.
+tell_known({_, Ref, _} = Monitor, #watcher{monitors = Monitors} = S) ->
     case ets:lookup(Monitors, Ref) of
         [{Ref, {ended, Reason}}] ->
             true = ets:delete(Monitors, Ref),
