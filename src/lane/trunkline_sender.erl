@@ -62,9 +62,9 @@ offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
         #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
-            Entered = case trunkline_shape:long_list(Message) of
-                          none -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
-                          Size -> Size
+            Entered = case trunkline_shape:weight(Message) of
+                          light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
+                          Weight -> Weight
                       end,
             case Entered of
                 Charge when is_integer(Charge) ->
@@ -75,8 +75,8 @@ offer(Node, To, Message, How, Ticket) ->
                           Node, To, Message, How);
                 {refused, Charge} ->
                     again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
-                Size1 ->
-                    again(long(Route, Ix, Node, To, Message, Size1, How, Ticket),
+                Long ->
+                    again(long(Long, Route, Ix, Node, To, Message, How, Ticket),
                           Node, To, Message, How)
             end;
         none ->
@@ -117,8 +117,15 @@ alone(#route{lanes = Lanes, gate = Gate, link = Link} = Route, Ix, To, Message, 
 
 %% The best way for a long message depends on what it is made of. Messages whose receiver is not
 %% known, and commands other than requests and replies, must go by lane. A sender that has waited
-%% for room takes it at once.
-long(Route, Ix, Node, To, Message, Size, {Patience, _} = How, Ticket) ->
+%% for room takes it at once. A heavy message that meets an idle lane need not be measured.
+long(heavy, Route, Ix, Node, To, Message, {infinity, _} = How, new) when is_pid(To) ->
+    case trunkline_in_turn:send_heavy(Route, Ix, To, Message) of
+        ok -> ok;
+        no -> long(trunkline_shape:measure(Message), Route, Ix, Node, To, Message, How, new)
+    end;
+long(Weight, Route, Ix, Node, To, Message, How, Ticket) when is_atom(Weight) ->
+    long(trunkline_shape:measure(Message), Route, Ix, Node, To, Message, How, Ticket);
+long(Size, Route, Ix, Node, To, Message, {Patience, _} = How, Ticket) ->
     case is_known(To) andalso Patience =/= nosuspend andalso Ticket =:= new
         andalso trunkline_in_turn:send(Route, Ix, Node, To, Message, Size, Patience) of
         ok ->

@@ -27,14 +27,15 @@
 %% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on
 %% these senders any more, but something has to follow the messages that they may have sent
 %% (must_follow/1). When the connection is lost, those that wait on it learn that they cannot send.
-%% The lane waits for them for a moment. What is then still being sent counts as lost.
+%% The lane waits for them for a moment. What is then still being sent counts as lost. (A sender of
+%% a very long term may be given up, too. What it has sent is reported when it says so.)
 %%
 %% This module has the shared words, and decides. What the lane remembers is `past/0'. That includes
 %% how many messages have gone past it, in this way or in another, and no batch has reported yet.
 -module(trunkline_bypass).
 -moduledoc false.
 
--export([new/1, may/4, start/4, started/2, is_quiet/2, sent_short/2, sent/2, cancel/2]).
+-export([new/1, may/4, start/4, started/2, sampled/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3, is_late/2, not_answered/2]).
 -export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
@@ -79,6 +80,7 @@
 %% The same for the short messages in a window of 32 ms.
 -define(WINDOW_BITS, 5).
 -define(FEW_IN_WINDOW, (?FEW * (1 bsl ?WINDOW_BITS) div 1000)).
+-define(SAMPLE, 16).
 %% The shared word has the number of the window, and how many there were.
 -define(COUNT_BITS, 16).
 
@@ -134,6 +136,15 @@ is_late(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 1.
 %% To be called before the lane is told that its answer is not awaited any more.
 -spec not_answered(Ix :: pos_integer(), bypass()) -> ok.
 not_answered(Ix, Bypass) -> atomics:put(Bypass, ?LATE(Ix), 1).
+
+%% Measures one of sixteen messages, which stands for all of them.
+-spec sampled(fun(() -> non_neg_integer()), Ix :: pos_integer(), bypass()) -> non_neg_integer().
+sampled(Measure, Ix, Bypass) ->
+    %% (A hash, because messages of different kinds may take turns.)
+    case erlang:phash2(atomics:get(Bypass, ?STARTED(Ix)), ?SAMPLE) of
+        0 -> ?SAMPLE * Measure();
+        _ -> 0
+    end.
 
 %% It has sent. Returns whether the lane should be told.
 -spec sent(Ix :: pos_integer(), bypass()) -> boolean().

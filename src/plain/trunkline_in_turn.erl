@@ -22,11 +22,13 @@
 %%
 %% If the lane knows that the receiver's mailbox is on the heap (trunkline_mailboxes), a sender need
 %% not ask, as long as nothing is ahead of its messages (trunkline_bypass): it sends, and counts
-%% what it has sent. The lane reports that at its next tick. Two kinds of messages that are as fast
-%% by lane are sent so, too: binaries of more than half a batch that are not large, and terms that
-%% take much memory for their size. If something is ahead of such a message, its sender asks only if
-%% the lane has little to send, if no question of the sender was refused within the last second, and
-%% if questions take at most a fifth of the sender's time. Otherwise the message goes by lane.
+%% what it has sent. The lane reports that at its next tick. A term that takes much memory need not
+%% even be measured for that, which would take its sender a fifth of the time. Two kinds of messages
+%% that are as fast by lane are sent so, too: binaries of more than half a batch that are not large,
+%% and terms that take much memory for their size. If something is ahead of such a message, its
+%% sender asks only if the lane has little to send, if no question of the sender was refused within
+%% the last second, and if questions take at most a fifth of the sender's time. Otherwise the
+%% message goes by lane.
 %%
 %% Short messages go by lane. But while few come to a lane, those that meet an empty one are sent
 %% past it, too.
@@ -58,7 +60,7 @@
 
 -export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
 -export([is_near/1, are_terms_suited/2]).
--export([send/7, start_short/4, send_short/5, sent_direct/1]).
+-export([send/7, send_heavy/4, start_short/4, send_short/5, sent_direct/1]).
 -export([send_for_lane/6]).
 -export([await/2, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
@@ -147,6 +149,26 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
             no
     end.
 
+%% Sends one that takes much memory, and has not been measured, if nothing is ahead of it. One of
+%% sixteen is measured when it has been sent, and is counted for all of them.
+-spec send_heavy(trunkline_route:route(), Ix :: pos_integer(), To :: pid(), Message :: term()) ->
+          ok | no.
+send_heavy(#route{bypass = Bypass} = Route, Ix, To, Message) ->
+    case bypasses(To, node(To), Ix, 0, Route) of
+        true ->
+            case erlang:send(To, Message, [noconnect]) of
+                ok ->
+                    Charge = trunkline_bypass:sampled(
+                               fun() -> trunkline_gate:charge(Message) end, Ix, Bypass),
+                    bypassed(Route, Ix, node(To), Charge);
+                noconnect ->
+                    ok = trunkline_bypass:cancel(Ix, Bypass),
+                    no
+            end;
+        false ->
+            no
+    end.
+
 %% Whether a short message that has entered the gate, with that charge, should be sent past its
 %% lane: few are sent, for which the lane's processes would cost more than they save, the mailbox is
 %% on the heap, and nothing is ahead of it. If so, it must leave the gate, and send_short/5 must
@@ -184,12 +206,10 @@ is_worth_asking(Request, Charge, Node) when element(1, Request) =:= call ->
 is_worth_asking(_, _, _) ->
     true.
 
-%% The lane waits for a sender that has asked, however long it sends. One that bypasses the lane is
-%% not known to it, and given up after a while (trunkline_bypass). So it must not send for long.
 turn(terms, To, Node, Ix, {heavy, _, Bytes}, Route) when Bytes < ?FROM; not is_tuple(To) ->
     turn_if_idle(To, Node, Ix, Route);
-turn(terms, To, Node, Ix, Size, Route) ->
-    case may_go_at_once(trunkline_shape:charge(Size)) andalso bypasses(To, Node, Ix, 0, Route) of
+turn(terms, To, Node, Ix, _, Route) ->
+    case bypasses(To, Node, Ix, 0, Route) of
         true -> now;
         false -> ask
     end;
@@ -292,9 +312,6 @@ send_now(To, Node, Message, Options) ->
 send_wrapped(Wrap, To, Message, Options) ->
     erlang:send(To, trunkline_command:wrap(Wrap, Message), Options).
 
-%% (A heavy message that is not long may as well go by lane, where its sender is not suspended.)
-options({heavy, _, Bytes}, _) when Bytes < ?FROM ->
-    [noconnect, nosuspend];
 options(Size, Deadline) ->
     [noconnect | [nosuspend || Deadline =/= infinity,
                                may_go_at_once(trunkline_shape:charge(Size))]].
