@@ -14,7 +14,7 @@
          short_past_an_idle_lane/1, given_up/1, reply_in_the_lane/1, with_a_lease/1,
          reply_to_a_lease/1, lease_ends/1, lease_is_over/1, lease_of_another_session/1,
          not_in_turn/1, not_asked/1, name_of_another/1]).
--export([reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
+-export([heavy_replies/1, reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, opener_dies/1, drain_goes_on/1, any_traffic/1]).
 -export([replies_among_messages/1, tokens_of_others/1]).
 -export([full_while_lanes_come_up/1]).
@@ -22,7 +22,7 @@
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
 -export([last_words/0, stop_at_opened/3, suspended/1, replying/0, callers/1, serving/0,
-         resumed_at_the_end/2, suspended_lane/1, lane_to/1]).
+         resumed_at_the_end/2, suspended_lane/1, lane_to/1, heavy_replying/0]).
 
 suite() -> [{timetrap, {minutes, 20}}].
 
@@ -30,7 +30,7 @@ all() -> [sizes, weights, long_terms, in_turn, past_an_idle_lane, binary_past_an
           heavy_past_an_idle_lane, heavy_bytes, heavy_beside_others,
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
           reply_to_a_lease, lease_ends, lease_is_over, lease_of_another_session,
-          not_asked, name_of_another, reply_behind_messages,
+          not_asked, name_of_another, heavy_replies, reply_behind_messages,
           reply_to_mailbox_off_heap, not_in_turn, late_term, opener_dies, drain_goes_on,
           any_traffic, replies_among_messages, tokens_of_others,
           full_while_lanes_come_up, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
@@ -755,6 +755,54 @@ reply_behind_messages(_) ->
                          kept(A, B, fun() -> [cluster:call(A, fun() -> reply_behind(Server) end)]
                                     end)
                  end).
+
+%% A heavy reply goes by plain distribution if everything has arrived that its server has sent
+%% before, and by lane otherwise. It keeps its place among the server's messages.
+heavy_replies(_) -> on_both_ways(fun heavy_replies/2).
+
+heavy_replies(A, B) ->
+    Server = cluster:call(B, erlang, spawn, [?MODULE, heavy_replying, []]),
+    Calls = [{1, 600}, {8, 75}, {1, 600}],
+    [ok = cluster:call(A, fun() -> heavy_calls(Server, Callers, Each) end)
+     || {Callers, Each} <- Calls],
+    %% Both happen.
+    #{large := #{messages := Plain}} = cluster:info(B, A),
+    ?assert(Plain > 0 andalso Plain < 1800, Plain).
+
+heavy_calls(Server, Callers, Each) ->
+    Pids = [spawn_monitor(fun() -> heavy_calls(Server, Each) end) || _ <- lists:seq(1, Callers)],
+    lists:foreach(fun({Pid, Ref}) ->
+                          receive {'DOWN', Ref, process, Pid, How} -> normal = How end
+                  end, Pids).
+
+heavy_calls(_, 0) ->
+    ok;
+heavy_calls(Server, N) ->
+    Id = trunkline:send_request(Server, N),
+    Script = heavy_script(N),
+    Got = [receive Message -> Message end || _ <- Script],
+    ?assertEqual([case Step of
+                      reply -> {reply, heavy_reply()};
+                      _ -> Step
+                  end || Step <- Script],
+                 [case is_atom(Message) of
+                      true -> Message;
+                      false -> trunkline:check_response(Message, Id)
+                  end || Message <- Got]),
+    heavy_calls(Server, N - 1).
+
+heavy_script(N) when N rem 3 =:= 0 -> [before, reply, behind];
+heavy_script(N) when N rem 3 =:= 1 -> [reply, behind];
+heavy_script(_) -> [reply].
+
+heavy_reply() -> lists:seq(1001, 4000).
+
+heavy_replying() ->
+    {{Caller, _} = From, N} = receive {'$gen_call', F, S} -> {F, S} end,
+    lists:foreach(fun(reply) -> gen_server:reply(From, heavy_reply());
+                     (Message) -> trunkline:send(Caller, Message)
+                  end, heavy_script(N)),
+    heavy_replying().
 
 %% The lane keeps replies for their turn. That to a mailbox off the heap goes by lane then.
 reply_to_mailbox_off_heap(_) ->

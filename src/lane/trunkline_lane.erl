@@ -478,14 +478,18 @@ send_parcel(To, Wrap, Parcel, #lane{stats = Stats}) ->
 %% --- replies --------------------------------------------------------------------
 
 replied(Size, Request, Reply, S) ->
-    case trunkline_replies:is_for_plain(Size, Reply) andalso may_send_terms(S) of
-        true -> long_reply(trunkline_shape:charge(Size), Size, Request, Reply, S);
-        false -> reply_by_lane(Size, Request, Reply, S)
+    case trunkline_replies:weight(Size, Reply) of
+        short -> reply_by_lane(Size, Request, Reply, S);
+        Weight -> long_reply(Weight, trunkline_shape:charge(Size), Size, Request, Reply, S)
     end.
 
-long_reply(Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
+long_reply(Weight, Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
            #lane{questions = Questions} = S) ->
-    case trunkline_replies:way(before(Server, S), trunkline_questions:known(Pid, Questions)) of
+    Known = case may_send_terms(S) of
+                true -> trunkline_questions:known(Pid, Questions);
+                false -> no
+            end,
+    case trunkline_replies:way(Weight, before(Server, S), Known) of
         now ->
             send_reply(Charge, Request, Reply, for_caller(Pid, Charge, S));
         fence ->
@@ -497,6 +501,8 @@ long_reply(Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
             data(Place, Entry, S1);
         ask ->
             seen(long, Pid, reply_by_lane(Size, Request, Reply, S));
+        next ->
+            acknowledge_now(reply_by_lane(Size, Request, Reply, S));
         by_lane ->
             reply_by_lane(Size, Request, Reply, S)
     end.

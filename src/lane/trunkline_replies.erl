@@ -12,11 +12,15 @@
 %%
 %% A long reply should go by plain distribution, as trunkline_in_turn sends a message: when
 %% everything has been delivered that its server has sent before, to a caller whose mailbox is known
-%% to be on the heap. How it goes depends on both (way/2):
+%% to be on the heap. So should a heavy one, but it is not worth a wait. How a reply goes depends on
+%% both (way/3):
 %%
 %%     what came before     the mailbox is on the heap   not known
-%%     has arrived          now, by `!'                  term: an opener looks, and fetches it
-%%     is in flight         fence (below)                ask: it goes by lane, and the lane asks
+%%     has arrived          now, by `!'                  long: term: an opener looks, and fetches it
+%%                                                       heavy: ask
+%%     is in flight         long: fence (below)          ask: it goes by lane, and the lane asks
+%%                          heavy: next: it goes by lane, and the inlet acknowledges it at once,
+%%                          so that the next one may go by `!'
 %%     is still in the lane                  by_lane
 %%
 %% The fence is an empty batch, which the inlet acknowledges at once:
@@ -32,7 +36,7 @@
 -moduledoc false.
 
 -export([new/1, event/2]).
--export([is_for_plain/2, way/2, send/4, first/3]).
+-export([weight/2, way/3, send/4, first/3]).
 -export([enter/6, enter_term/5, left/1]).
 
 -export_type([replies/0, request/0, before/0, way/0, event/0]).
@@ -42,10 +46,16 @@
 %% As much of it as its reply needs, from the tag that the agent has made (trunkline_agent).
 -type request() :: {trunkline_command:caller(), {Caller :: pid(), Server :: pid()},
                     Agent :: pid()}.
+%% Words. A lane is better for a reply that takes less memory. (No term takes so much if it has less
+%% than HEAVY_FROM bytes as a message.)
+-define(HEAVY_WORDS, 4000).
+-define(HEAVY_FROM, 2000).
+
 %% What has become of all that the server may have sent before: it is still in the lane (or on its
 %% way beside it), a fence has been sent behind it, it is in flight, or it has been delivered.
 -type before() :: queued | fenced | in_flight | arrived.
--type way() :: now | fence | term | ask | by_lane.
+-type way() :: now | fence | term | ask | next | by_lane.
+-type weight() :: short | heavy | long.
 %% What servers and waiters tell the lane: see trunkline_throttle.
 -type event() :: {{stopped, reference()}, term()}
                | {looked_through, pos_integer()}
@@ -94,21 +104,36 @@ event({'DOWN', Ref, process, _, _}, #replies{throttle = Throttle} = R) ->
 
 %% --- by plain distribution --------------------------------------------------------
 
-%% Whether `!' is best for a reply of that size.
--spec is_for_plain(trunkline_shape:size(), Reply :: term()) -> boolean().
-is_for_plain(Size, Reply) ->
-    trunkline_in_turn:is_long_reply(trunkline_shape:charge(Size))
-        andalso trunkline_shape:kind(Size, Reply) =:= terms.
+%% What a reply of that size is. A short one is as fast by lane.
+-spec weight(trunkline_shape:size(), Reply :: term()) -> weight().
+weight(Size, Reply) ->
+    Charge = trunkline_shape:charge(Size),
+    case trunkline_in_turn:is_long_reply(Charge) of
+        true ->
+            case trunkline_shape:kind(Size, Reply) of
+                terms -> long;
+                binaries -> short
+            end;
+        false ->
+            case trunkline_gate:bytes(Charge) >= ?HEAVY_FROM
+                andalso trunkline_shape:takes(?HEAVY_WORDS, Reply) of
+                true -> heavy;
+                false -> short
+            end
+    end.
 
-%% How such a reply should go: `now', or when the fence has arrived; or by lane, as a term that an
-%% opener can fetch, or packed, and the lane should `ask' about the caller's mailbox.
--spec way(before(), trunkline_mailboxes:known()) -> way().
-way(queued, _) -> by_lane;
-way(_, no) -> by_lane;
-way(arrived, go) -> now;
-way(arrived, look) -> term;
-way(_, go) -> fence;
-way(_, look) -> ask.
+%% How a reply that is not short should go: `now', or when the fence has arrived; or by lane, as a
+%% term that an opener can fetch, or packed. Then the lane may have to `ask' about the caller's
+%% mailbox, or for an acknowledgement, because of the `next' reply.
+-spec way(heavy | long, before(), trunkline_mailboxes:known()) -> way().
+way(_, queued, _) -> by_lane;
+way(_, _, no) -> by_lane;
+way(_, arrived, go) -> now;
+way(long, arrived, look) -> term;
+way(_, _, look) -> ask;
+way(long, _, go) -> fence;
+way(heavy, in_flight, go) -> next;
+way(heavy, fenced, go) -> by_lane.
 
 %% Sends a reply now. Its server is suspended if that may suspend the lane, or if the lane's mailbox
 %% is not empty.

@@ -20,7 +20,7 @@
 -module(trunkline_shape).
 -moduledoc false.
 
--export([shape/1, weight/1, size/1, weighed/2, measure/1, charge/1, charge/3, kind/2]).
+-export([shape/1, weight/1, takes/2, size/1, weighed/2, measure/1, charge/1, charge/3, kind/2]).
 
 -export_type([kind/0, size/0]).
 
@@ -56,8 +56,8 @@
 
 %% Words. A character of a string is one byte in a message, and two words in memory.
 -define(HEAVY, 400).
-%% Words that are left of a term with a large binary, whatever else it has.
--define(BINARIES, (1 bsl 50)).
+%% What is left of any number of words if there is a large binary.
+-define(BINARIES, infinity).
 
 %% What a message is, as far as its beginning tells: `heavy' if it is a list or a map that takes so
 %% much memory, or ends with one, as in {Tag, List} or {'$gen_cast', {Tag, List}}; `binaries' if a
@@ -75,27 +75,32 @@ weight(Message) ->
 weight_of(Term) ->
     case left(Term, ?HEAVY) of
         Words when Words =< 0 -> heavy;
-        Words when Words =< ?HEAVY -> light;
-        _ -> binaries
+        Words when Words < ?BINARIES -> light;
+        ?BINARIES -> binaries
     end.
+
+%% Whether a term takes so many words or more, as far as it is looked at, and no large binary is
+%% there.
+-spec takes(Words :: pos_integer(), term()) -> boolean().
+takes(Words, Term) -> left(Term, Words) =< 0.
 
 %% What is left of so many words when the term has taken what it needs. The first element of a list
 %% stands for all of them, unless it is a binary: another one may be large.
-left(_, Words) when Words =< 0; Words > ?HEAVY ->
+left(_, Words) when Words =< 0; Words =:= ?BINARIES ->
     Words;
 left([Binary | Tail], Words) when is_bitstring(Binary) ->
     left(Tail, left(Binary, Words - 2));
 left([Head | Tail], Words) ->
     case left(Head, Words - 2) of
-        Left when Left < Words ->
+        ?BINARIES ->
+            ?BINARIES;
+        Left ->
             Each = Words - Left,
-            Words - Each * (1 + cells(Tail, Words div Each));
-        Binaries ->
-            Binaries
+            Words - Each * (1 + cells(Tail, Words div Each))
     end;
-left(Map, Words) when is_map(Map), 2 * map_size(Map) < ?HEAVY ->
+left(Map, Words) when is_map(Map), 2 * map_size(Map) < Words ->
     all(maps:keys(Map), all(maps:values(Map), Words - 4 - 2 * map_size(Map)));
-left(Tuple, Words) when is_tuple(Tuple), tuple_size(Tuple) < ?HEAVY ->
+left(Tuple, Words) when is_tuple(Tuple), tuple_size(Tuple) < Words ->
     all(tuple_to_list(Tuple), Words - 1 - tuple_size(Tuple));
 left(Term, _) when is_map(Term); is_tuple(Term) ->
     0;
