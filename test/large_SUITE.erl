@@ -10,6 +10,7 @@
 -export([sizes/1, terms/1, mixtures/1, names_change/1, names_come_and_go/1, contended_mailbox/1,
          replies_among_messages/1, small_ones_pass/1, smaller_overtakes/1,
          requests_and_replies/1, terms_of_megabytes/1, long_requests/1, long_request_to_stopped/1,
+         long_request_with_lease_to_stopped/1,
          late_replies/1, servers_die/1, nosuspend_at_the_bound/1, waits_at_the_bound/1,
          replies_wait/1,
          reply_behind_large_message/1, reply_behind_what_waits/1, becomes_known/1,
@@ -27,7 +28,8 @@ suite() -> [{timetrap, {minutes, 20}}].
 
 all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mailbox,
           replies_among_messages, small_ones_pass, smaller_overtakes, requests_and_replies,
-          terms_of_megabytes, long_requests, long_request_to_stopped, late_replies, servers_die,
+          terms_of_megabytes, long_requests, long_request_to_stopped,
+          long_request_with_lease_to_stopped, late_replies, servers_die,
           nosuspend_at_the_bound,
           waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, becomes_known,
@@ -646,6 +648,28 @@ long_request_to_stopped(_) ->
     cluster:await(fun() -> not cluster:call(A, erlang, is_process_alive, [Caller]) end, 45_000),
     cluster:continue(B),
     await_received(B, To, 1, 2),
+    cluster:stop_all([A, B]).
+
+%% Nor does it if that process has a lease.
+long_request_with_lease_to_stopped(_) ->
+    {A, B} = cluster:pair([{lanes, 1}, {lane_transport, dist}]),
+    NodeB = cluster:node_of(B),
+    [To] = cluster:call(B, freight, start_receivers, [1]),
+    [First, Second] = [{answer, 10, freight:message(1, N, {rows, 12_000_000})} || N <- [1, 2]],
+    Result = fun() -> cluster:call(A, persistent_term, get, [?FUNCTION_NAME, none]) end,
+    Calls = fun() ->
+                    {freight, _, _, _, _} = trunkline:call(To, First, 60_000),
+                    #route{gate = Gate, bypass = Bypass} = trunkline_route:lookup(NodeB),
+                    cluster:await(fun() -> trunkline_bypass:may(Gate, 1, 0, Bypass) end),
+                    cluster:suspend(B),
+                    Call = fun() -> trunkline:call(To, Second, 500) end,
+                    persistent_term:put(?FUNCTION_NAME, traffic:attempt(Call))
+            end,
+    _ = cluster:call(A, erlang, spawn, [Calls]),
+    try cluster:await(fun() -> Result() =/= none end, 20_000)
+    after cluster:continue(B)
+    end,
+    ?assertMatch({exit, {timeout, _}}, Result()),
     cluster:stop_all([A, B]).
 
 %% An opener has asked for a term, and the connection is lost before the lane comes to send it. What

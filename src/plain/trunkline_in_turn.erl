@@ -208,8 +208,12 @@ is_worth_asking(_, _, _) ->
 
 turn(terms, To, Node, Ix, {heavy, _, Bytes}, Route) when Bytes < ?FROM; not is_tuple(To) ->
     turn_if_idle(To, Node, Ix, Route);
-turn(terms, To, Node, Ix, _, Route) ->
-    case bypasses(To, Node, Ix, 0, Route) of
+turn(terms, To, Node, Ix, Size, Route) ->
+    %% (A long request suspends its caller, so it must not go to a peer that has stopped: that one
+    %% does not answer the question.)
+    Charge = trunkline_shape:charge(Size),
+    case (may_go_at_once(Charge) orelse not trunkline_command:is_request(To))
+        andalso bypasses(To, Node, Ix, 0, Route) of
         true -> now;
         false -> ask
     end;
