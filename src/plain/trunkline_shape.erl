@@ -56,6 +56,8 @@
 
 %% Words. A character of a string is one byte in a message, and two words in memory.
 -define(HEAVY, 400).
+%% Elements that stand for all others.
+-define(FIRST, 2).
 %% What is left of any number of words if there is a large binary.
 -define(BINARIES, infinity).
 
@@ -84,26 +86,22 @@ weight_of(Term) ->
 -spec takes(Words :: pos_integer(), term()) -> boolean().
 takes(Words, Term) -> left(Term, Words) =< 0.
 
-%% What is left of so many words when the term has taken what it needs. The first element of a list
-%% stands for all of them, unless it is a binary: another one may be large.
+%% What is left of so many words when the term has taken what it needs. The first elements of a list
+%% stand for all of them, unless they are binaries: another one may be large. (One is not enough:
+%% the first row may have no value.) So do the first ones of a map or a tuple that takes so much in
+%% any case.
 left(_, Words) when Words =< 0; Words =:= ?BINARIES ->
     Words;
-left([Binary | Tail], Words) when is_bitstring(Binary) ->
-    left(Tail, left(Binary, Words - 2));
-left([Head | Tail], Words) ->
-    case left(Head, Words - 2) of
-        ?BINARIES ->
-            ?BINARIES;
-        Left ->
-            Each = Words - Left,
-            Words - Each * (1 + cells(Tail, Words div Each))
-    end;
+left([_ | _] = List, Words) ->
+    left(List, ?FIRST, 0, Words);
 left(Map, Words) when is_map(Map), 2 * map_size(Map) < Words ->
     all(maps:keys(Map), all(maps:values(Map), Words - 4 - 2 * map_size(Map)));
+left(Map, Words) when is_map(Map) ->
+    none(all(first(?FIRST, maps:iterator(Map)), Words));
 left(Tuple, Words) when is_tuple(Tuple), tuple_size(Tuple) < Words ->
     all(tuple_to_list(Tuple), Words - 1 - tuple_size(Tuple));
-left(Term, _) when is_map(Term); is_tuple(Term) ->
-    0;
+left(Tuple, Words) when is_tuple(Tuple) ->
+    none(all([element(N, Tuple) || N <- lists:seq(1, min(?FIRST, tuple_size(Tuple)))], Words));
 left(Binary, _) when is_bitstring(Binary), byte_size(Binary) >= ?ALONE ->
     ?BINARIES;
 left(Binary, Words) when is_bitstring(Binary) ->
@@ -112,6 +110,31 @@ left(Float, Words) when is_float(Float) ->
     Words - 2;
 left(_, Words) ->
     Words.
+
+%% Of a list: More elements should be looked at. Those before that are no binaries have taken so
+%% much.
+left(_, _, _, Words) when Words =< 0; Words =:= ?BINARIES ->
+    Words;
+left([Binary | Tail], More, Taken, Words) when is_bitstring(Binary) ->
+    left(Tail, More, Taken, left(Binary, Words - 2));
+left([Head | Tail], More, Taken, Words) when More > 0 ->
+    case left(Head, Words - 2) of
+        ?BINARIES -> ?BINARIES;
+        Left -> left(Tail, More - 1, Taken + Words - Left, Left)
+    end;
+left([_ | _] = List, 0, Taken, Words) ->
+    Words - Taken * cells(List, 1 + ?FIRST * Words div Taken) div ?FIRST;
+left(_, _, _, Words) ->
+    Words.
+
+none(?BINARIES) -> ?BINARIES;
+none(_) -> 0.
+
+first(N, Iterator) ->
+    case N > 0 andalso maps:next(Iterator) of
+        {Key, Value, Next} -> [Key, Value | first(N - 1, Next)];
+        _ -> []
+    end.
 
 all([Term | Terms], Words) -> all(Terms, left(Term, Words));
 all([], Words) -> Words.
