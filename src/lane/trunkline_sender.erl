@@ -27,7 +27,7 @@
                   | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
 
 %% From this charge on it pays to look at what a message is made of; and from this one on, to find
-%% out how much memory it takes. (The least that is heavy is a string of 200 characters.)
+%% out how much memory it takes, if its beginning does not tell (a record, say).
 -define(LONG, (trunkline_gate:limit(4096))).
 -define(MEDIUM, (trunkline_gate:least(200))).
 

@@ -22,8 +22,8 @@
 %%
 %% If the lane knows that the receiver's mailbox is on the heap (trunkline_mailboxes), a sender need
 %% not ask, as long as nothing is ahead of its messages (trunkline_bypass): it sends, and counts
-%% what it has sent. The lane reports that at its next tick. A term that takes much memory need not
-%% even be measured for that, which would take its sender a fifth of the time. Two kinds of messages
+%% what it has sent. The lane reports that at its next tick. A long list or map need not even be
+%% measured for that, which would take its sender a fifth of the time. Two kinds of messages
 %% that are as fast by lane are sent so, too: binaries of more than half a batch that are not large,
 %% and terms that take much memory for their size. If something is ahead of such a message, its
 %% sender asks only if the lane has little to send, if no question of the sender was refused within
