@@ -23,6 +23,10 @@
 %% ms
 -define(AGAIN, 1).
 
+%% A message whose sender has entered the gate, as it arrives by lane.
+-define(CHARGED(Keeper, Source, Charge, Message), [Keeper, '$inbox', Source, Charge | Message]).
+-define(IS_CHARGE(Charge), is_integer(Charge), Charge > 0).
+
 -type key() :: trunkline_bounded:key().
 
 -record(row,
@@ -154,6 +158,12 @@ lookup(Key) ->
 %% Marks each message for an inbox of this node that comes from a node that does not know the inbox.
 %% (Calls are always admitted, and the keepers see which node a call comes from.)
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
+arrived(Node, [?CHARGED(Keeper, Source, Charge, _), ?CHARGED(Keeper, Source, _, _) | _] = Entries)
+  when is_pid(Keeper), ?IS_CHARGE(Charge) ->
+    case is_known(Source) andalso is_keeper(Keeper) of
+        true -> run(Keeper, Source, Entries, 0, [], Node);
+        false -> [hd(Entries) | arrived(Node, tl(Entries))]
+    end;
 arrived(Node, [[_, '$inbox' | _] = Entry | Entries]) ->
     [Entry | arrived(Node, Entries)];
 arrived(Node, [[_ | {'$gen_call', _, _}] = Entry | Entries]) ->
@@ -172,6 +182,20 @@ arrived(Node, [Entry | Entries]) ->
     [Entry | arrived(Node, Entries)];
 arrived(_, []) ->
     [].
+
+%% Messages one behind the other for the same inbox become one message.
+run(Keeper, Source, [?CHARGED(Keeper, Source, Charge, Message) | Entries], Sum, Run, Node)
+  when ?IS_CHARGE(Charge) ->
+    run(Keeper, Source, Entries, Sum + Charge, [[Charge | Message] | Run], Node);
+run(Keeper, Source, Entries, Sum, Run, Node) ->
+    [[Keeper, '$inbox_run', Source, Sum | lists:reverse(Run)] | arrived(Node, Entries)].
+
+is_known({Node, Epoch} = Source) when is_atom(Node), is_integer(Epoch) ->
+    not trunkline_share:is_stranger(Source);
+is_known(_) ->
+    false.
+
+is_keeper(Pid) -> trunkline_bounded:may_be(Pid) andalso lookup(Pid) =/= none.
 
 arrived_at_each(Inboxes, Others, Encoded, Entries, Node) ->
     Message = binary_to_term(Encoded),

@@ -122,6 +122,9 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
                      false -> sent(Source, Charge, Message, S);
                      true -> strange(Source, Charge, Message, meet(Node, ?MEET_AGAIN, S))
                  end);
+        ['$inbox_run', {Node, Epoch} = Source, Charge | [_ | _] = Run]
+          when is_atom(Node), is_integer(Epoch), is_integer(Charge), Charge > 0 ->
+            loop(sent_in_a_row(Source, Charge, Run, S));
         {'$gen_call', {Caller, _}, _} = Call when is_pid(Caller), node(Caller) =/= node() ->
             loop(plain(call, Call, called(node(Caller), S)));
         {'$gen_call', _, _} = Call ->
@@ -211,14 +214,17 @@ quiet_timer(#keeper{given = Given} = S) ->
     _ = erlang:start_timer(?QUIET, self(), '$inbox_quiet'),
     S#keeper{quiet = Given}.
 
-sent(Source, Charge, Message, S) ->
+sent(Source, Charge, Message, S) -> sent_in_a_row(Source, Charge, [[Charge | Message]], S).
+
+sent_in_a_row(Source, Sum, Run, S0) ->
     Now = erlang:monotonic_time(microsecond),
-    {Credits, Share} = trunkline_share:arrived(Now div 1000, Source, Charge, S#keeper.share),
-    Kind = case S#keeper.options of
+    {Credits, Share} = trunkline_share:arrived(Now div 1000, Source, Sum, S0#keeper.share),
+    Kind = case S0#keeper.options of
                #{policy := reject} -> other;
                #{} -> granted
            end,
-    accept(Kind, Source, Charge, Now, Message, credit_timer(Credits, S#keeper{share = Share})).
+    lists:foldl(fun([Charge | Message], S) -> accept(Kind, Source, Charge, Now, Message, S) end,
+                credit_timer(Credits, S0#keeper{share = Share}), Run).
 
 %% A message from a node that does not know that this is an inbox, so that its sender did not wait.
 %% (Later senders will.)
