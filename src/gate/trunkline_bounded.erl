@@ -1,13 +1,19 @@
 %% Whether a destination bounds its senders, as an inbox does, and which module knows more about it.
 %%
-%% Most destinations do not, and sending to these should cost next to nothing extra. So an array is
-%% asked first: it counts the bounded destinations with each hash. Reading a table would cost three
-%% times as much. There are two arrays: one for this node's pids, and for names without a node; and
-%% one for all others. A node that has never heard of such a destination does not have the array.
+%% Most destinations do not, and sending to these should cost next to nothing extra. So two things
+%% are asked first. A word has a mark for each hash that a bounded destination has, but there are
+%% only few different hashes. An array counts the bounded destinations with each of many hashes.
+%% Reading a table would cost three times as much as the array, which costs twice as much as the
+%% word. There are two of each: one for this node's pids, and for names without a node; and one for
+%% all others. A node that has never heard of such a destination has none.
 %%
-%%     how many have this hash? ── none ──> send as usual
+%%     is there a mark? how many have this hash? ── none ──> send as usual
 %%         │ some
-%%         └──────────────────────────────> the module that keeps them: see the callbacks
+%%         └────────────────────────────────────────────────> the module that keeps them: see the
+%%                                                            callbacks
+%%
+%% The word is a persistent term, and a small integer: no process has to collect its garbage when
+%% that is replaced.
 %%
 %% An array has two slots or more for each destination. When it becomes too small it is replaced by
 %% another one, four times as large. That replaces a persistent term, which makes every process of
@@ -43,14 +49,19 @@
 %% The process that answers what that process gets: another one, or the same.
 -callback behind(pid()) -> pid().
 
--compile({inline, [module/1, kind/1]}).           % on the way of each message
+-compile({inline, [module/1, kind/1, marks/1, mark/1]}).        % on the way of each message
 
 %% The persistent terms that have the arrays.
 -define(HERE, trunkline_bounded_here).
 -define(ELSEWHERE, trunkline_bounded_elsewhere).
 -define(SLOTS, 1024).
-%% The last slot counts all destinations.
+%% Another slot counts all destinations, and those behind it those with each mark.
 -define(ALL(Slots), ((Slots) + 1)).
+-define(MARKED(Hash, Slots), ((Slots) + 2 + (Hash))).
+%% The persistent terms that have the words, and how many marks there are in one.
+-define(MARKS_HERE, trunkline_bounded_marks_here).
+-define(MARKS_ELSEWHERE, trunkline_bounded_marks_elsewhere).
+-define(MARKS, 58).
 
 %% --- for senders and inlets -------------------------------------------------------------
 
@@ -110,16 +121,31 @@ kind(Pid) when is_pid(Pid), node(Pid) =:= node() -> ?HERE;
 kind(Name) when is_atom(Name) -> ?HERE;
 kind(_) -> ?ELSEWHERE.
 
+marks(?HERE) -> ?MARKS_HERE;
+marks(?ELSEWHERE) -> ?MARKS_ELSEWHERE.
+
+mark(Key) -> 1 bsl hash(Key).
+
+hash(Key) -> erlang:phash2(Key, ?MARKS).
+
 %% `none': it is certainly not bounded.
 module(Key) ->
-    case persistent_term:get(kind(Key), none) of
-        none ->
+    Kind = kind(Key),
+    case persistent_term:get(marks(Kind), 0) of
+        0 ->
             none;
-        {Filter, Slots, Module} ->
-            case atomics:get(Filter, slot(Key, Slots)) of
-                N when N > 0 -> Module;
-                _ -> none
+        Marks ->
+            case Marks band mark(Key) of
+                0 -> none;
+                _ -> counted(Key, Kind)
             end
+    end.
+
+counted(Key, Kind) ->
+    {Filter, Slots, Module} = persistent_term:get(Kind),
+    case atomics:get(Filter, slot(Key, Slots)) of
+        N when N > 0 -> Module;
+        _ -> none
     end.
 
 slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
@@ -135,13 +161,12 @@ clear(Kind, Module) ->
     case persistent_term:get(Kind, none) of
         none ->
             ok;
-        {Filter, Slots, _} ->
-            lists:foreach(fun(Slot) -> atomics:put(Filter, Slot, 0) end,
-                          lists:seq(1, ?ALL(Slots))),
-            persistent_term:put(Kind, {Filter, Slots, Module})
+        {_, Slots, _} ->
+            ok = persistent_term:put(marks(Kind), 0),
+            persistent_term:put(Kind, {new(Slots), Slots, Module})
     end.
 
-new(Slots) -> atomics:new(?ALL(Slots), [{signed, true}]).
+new(Slots) -> atomics:new(?MARKED(?MARKS, Slots), [{signed, true}]).
 
 %% To be called before others can look up the destination in that module.
 -spec add(key(), module()) -> ok.
@@ -155,12 +180,18 @@ add(Key, Module) ->
 remove(Key) -> count(Key, -1).
 
 count(Key, N) ->
-    {Filter, Slots, _} = persistent_term:get(kind(Key)),
-    count(Key, N, Filter, Slots).
+    Kind = kind(Key),
+    {Filter, Slots, _} = persistent_term:get(Kind),
+    ok = count(Key, N, Filter, Slots),
+    Marks = persistent_term:get(marks(Kind), 0),
+    persistent_term:put(marks(Kind), case atomics:get(Filter, ?MARKED(hash(Key), Slots)) of
+                                         0 -> Marks band bnot mark(Key);
+                                         _ -> Marks bor mark(Key)
+                                     end).
 
 count(Key, N, Filter, Slots) ->
-    atomics:add(Filter, slot(Key, Slots), N),
-    atomics:add(Filter, ?ALL(Slots), N).
+    lists:foreach(fun(Slot) -> atomics:add(Filter, Slot, N) end,
+                  [slot(Key, Slots), ?ALL(Slots), ?MARKED(hash(Key), Slots)]).
 
 -spec is_crowded() -> boolean().
 is_crowded() -> lists:any(fun is_crowded/1, [?HERE, ?ELSEWHERE]).
