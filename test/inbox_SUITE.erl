@@ -14,7 +14,7 @@
          block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, burst/1,
          urgent_burst/1, behind_no_more/1, quick_server/1, calls_stay/1, urgent/1]).
 -export([work/1, no_more_done/1, not_an_inbox/1, bad_options/1, odd_arguments/1, told_of_drops/1,
-         closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, name_moves/1,
+         no_run/1, closed/1, topped_up/1, asked_by_tools/1, name_passed_on/1, name_moves/1,
          info_connects_to_no_node/1, without_trunkline/1,
          requests_refused/1, wrong_server_options/1, done_alone/1, opened_again/1]).
 -export([stalled_beside_lane/1, replies_bounded/1]).
@@ -47,7 +47,7 @@ groups() ->
      {processes, [work, no_more_done, not_an_inbox, bad_options, odd_arguments, told_of_drops,
                   closed, topped_up, asked_by_tools, name_passed_on, name_moves,
                   info_connects_to_no_node, without_trunkline, requests_refused,
-                  wrong_server_options, done_alone, opened_again]},
+                  wrong_server_options, done_alone, opened_again, no_run]},
      {lanes, [stalled_beside_lane, replies_bounded]},
      {faults, [consumer_dies, producers_killed, killed_when_told, sending_node_dies,
                receiving_node_dies, lanes_killed, inboxes_killed, opened_meanwhile,
@@ -1575,6 +1575,25 @@ told_of_drops(_) ->
     cluster:stop(B).
 
 %% Who waited for it waits no longer.
+%% The process gets what looks like several messages of a lane, and is not.
+no_run(_) ->
+    {A, B} = cluster:pair([]),
+    ok = cluster:call(
+           B, fun() ->
+                      {ok, Inbox} = trunkline_inbox:open(#{}),
+                      Source = {node(), 1},
+                      Odd = [['$inbox_run', Source, Sum | Run]
+                             || {Sum, Run} <- [{1, [x]}, {1, [[2 | x]]}, {1, [[1 | x] | y]},
+                                               {2, [[1 | x]]}, {1, [[0 | x], [1 | x]]}, {x, []}]],
+                      lists:foreach(fun(Message) ->
+                                            Inbox ! Message,
+                                            receive Message -> ok end,
+                                            ok = trunkline_inbox:done(Inbox, 1)
+                                    end, Odd),
+                      ok = trunkline_inbox:close(Inbox)
+              end),
+    cluster:stop_all([A, B]).
+
 closed(_) ->
     {A, B} = cluster:pair([]),
     {Pid, Inbox} = cluster:call(B, mailroom, open, [{local, ?NAME}, #{messages => 100}]),

@@ -122,9 +122,12 @@ loop(#keeper{consumer = Consumer, parent = Parent} = S) ->
                      false -> sent(Source, Charge, Message, S);
                      true -> strange(Source, Charge, Message, meet(Node, ?MEET_AGAIN, S))
                  end);
-        ['$inbox_run', {Node, Epoch} = Source, Charge | [_ | _] = Run]
-          when is_atom(Node), is_integer(Epoch), is_integer(Charge), Charge > 0 ->
-            loop(sent_in_a_row(Source, Charge, Run, S));
+        ['$inbox_run', {Node, Epoch} = Source, Sum | [_ | _] = Run] = Message
+          when is_atom(Node), is_integer(Epoch), is_integer(Sum) ->
+            loop(case is_run(Run, Sum) andalso not trunkline_share:is_stranger(Source) of
+                     true -> sent_in_a_row(Source, Sum, Run, S);
+                     false -> uninvited(Message, S)
+                 end);
         {'$gen_call', {Caller, _}, _} = Call when is_pid(Caller), node(Caller) =/= node() ->
             loop(plain(call, Call, called(node(Caller), S)));
         {'$gen_call', _, _} = Call ->
@@ -215,6 +218,10 @@ quiet_timer(#keeper{given = Given} = S) ->
     S#keeper{quiet = Given}.
 
 sent(Source, Charge, Message, S) -> sent_in_a_row(Source, Charge, [[Charge | Message]], S).
+
+%% Whether these are messages with charges of that sum. (Anybody may send anything.)
+is_run([[Charge | _] | Run], Sum) when is_integer(Charge), Charge > 0 -> is_run(Run, Sum - Charge);
+is_run(Run, Sum) -> Run =:= [] andalso Sum =:= 0.
 
 sent_in_a_row(Source, Sum, Run, S0) ->
     Now = erlang:monotonic_time(microsecond),
