@@ -14,7 +14,8 @@
          short_past_an_idle_lane/1, given_up/1, reply_in_the_lane/1, with_a_lease/1,
          reply_to_a_lease/1, lease_ends/1, lease_is_over/1, lease_of_another_session/1,
          not_in_turn/1, not_asked/1, name_of_another/1]).
--export([heavy_replies/1, heavy_replies_if_busy/1, reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
+-export([heavy_replies/1,
+         heavy_replies_if_busy/1, reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, opener_dies/1, drain_goes_on/1, any_traffic/1]).
 -export([replies_among_messages/1, tokens_of_others/1]).
 -export([full_while_lanes_come_up/1]).
