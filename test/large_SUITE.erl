@@ -1012,7 +1012,7 @@ keep_known(A, Receiver) ->
 
 %% Again if no reply has gone past the lane, which may have just forgotten what it knew.
 past_the_lane(B, Fun) ->
-    Functions = [{trunkline_lane, send_kept, 2}, {trunkline_replies, send, 4}],
+    Functions = [{trunkline_lane, send_kept, 2}, {trunkline_replies, send, 5}],
     cluster:await(fun() -> cluster:count_calls(B, Functions, Fun) > 0 end).
 
 do(B, Server, Step) ->

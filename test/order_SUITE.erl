@@ -14,7 +14,8 @@
          short_past_an_idle_lane/1, given_up/1, reply_in_the_lane/1, with_a_lease/1,
          reply_to_a_lease/1, lease_ends/1, lease_is_over/1, lease_of_another_session/1,
          not_in_turn/1, not_asked/1, name_of_another/1]).
--export([heavy_replies/1, reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
+-export([heavy_replies/1,
+         heavy_replies_if_busy/1, reply_behind_messages/1, reply_to_mailbox_off_heap/1]).
 -export([late_term/1, opener_dies/1, drain_goes_on/1, any_traffic/1]).
 -export([replies_among_messages/1, tokens_of_others/1]).
 -export([full_while_lanes_come_up/1]).
@@ -22,7 +23,7 @@
 -export([connection_breaks/1, lane_connections_break/1, mailboxes_off_heap/1]).
 -export([replies_at_the_start/1]).
 -export([last_words/0, stop_at_opened/3, suspended/1, replying/0, callers/1, serving/0,
-         resumed_at_the_end/2, suspended_lane/1, lane_to/1, heavy_replying/0]).
+         resumed_at_the_end/2, suspended_lane/1, lane_to/1, heavy_replying/0, heavy_later/1]).
 
 suite() -> [{timetrap, {minutes, 20}}].
 
@@ -30,7 +31,8 @@ all() -> [sizes, weights, long_terms, in_turn, past_an_idle_lane, binary_past_an
           heavy_past_an_idle_lane, heavy_bytes, heavy_beside_others,
           short_past_an_idle_lane, given_up, reply_in_the_lane, with_a_lease,
           reply_to_a_lease, lease_ends, lease_is_over, lease_of_another_session,
-          not_asked, name_of_another, heavy_replies, reply_behind_messages,
+          not_asked, name_of_another, heavy_replies, heavy_replies_if_busy,
+          reply_behind_messages,
           reply_to_mailbox_off_heap, not_in_turn, late_term, opener_dies, drain_goes_on,
           any_traffic, replies_among_messages, tokens_of_others,
           full_while_lanes_come_up, lanes_come_up, peer_stops_and_starts, sender_stops_and_starts,
@@ -809,6 +811,57 @@ heavy_replying() ->
                      (Message) -> trunkline:send(Caller, Message)
                   end, heavy_script(N)),
     heavy_replying().
+
+%% A connection that is busy, for the peer has stopped, does not suspend servers for their heavy
+%% replies: these wait in the lane, within its bound.
+heavy_replies_if_busy(_) ->
+    {A, B} = cluster:pair_on_the_distribution([{queue_bytes, 1 bsl 26}], []),
+    Servers = [cluster:call(B, erlang, spawn, [?MODULE, heavy_later, [[]]])
+               || _ <- lists:seq(1, 8)],
+    N = 400,
+    Caller = cluster:call(A, fun() -> spawn(fun() -> heavy_at_once(Servers, N) end) end),
+    Asked = fun() -> [heavy_asked(Server) || Server <- Servers] end,
+    cluster:call(B, fun() -> cluster:await(fun() -> lists:usort(Asked()) =:= [N] end) end),
+    cluster:suspend(A),
+    cluster:call(B, fun() ->
+                            _ = [Server ! go || Server <- Servers],
+                            ?assertEqual([0], lists:usort(Asked()))
+                    end),
+    cluster:continue(A),
+    done = cluster:call(A, fun() -> Caller ! {tell, self()}, receive done -> done end end),
+    #{lost := Lost} = cluster:info(B, A),
+    ?assertEqual([], [Some || Some <- maps:values(Lost), Some > 0]),
+    cluster:stop_all([A, B]).
+
+heavy_at_once(Servers, N) ->
+    _ = [heavy_now(Server) || Server <- Servers, _ <- lists:seq(1, 5)],
+    Ids = [trunkline:send_request(Server, later) || _ <- lists:seq(1, N), Server <- Servers],
+    _ = [?assertEqual({reply, heavy_reply()}, trunkline:receive_response(Id, infinity))
+         || Id <- Ids],
+    receive {tell, Pid} -> Pid ! done end.
+
+heavy_now(Server) -> ?assertEqual(heavy_reply(), trunkline:call(Server, now)).
+
+%% How many requests it still has to reply to.
+heavy_asked(Server) ->
+    Ref = make_ref(),
+    Server ! {self(), Ref},
+    receive {Ref, N} -> N after 10_000 -> process_info(Server, [status, message_queue_len]) end.
+
+heavy_later(Later) ->
+    receive
+        {'$gen_call', From, now} ->
+            gen_server:reply(From, heavy_reply()),
+            heavy_later(Later);
+        {'$gen_call', From, later} ->
+            heavy_later([From | Later]);
+        go ->
+            _ = [gen_server:reply(From, heavy_reply()) || From <- Later],
+            heavy_later([]);
+        {Pid, Ref} ->
+            Pid ! {Ref, length(Later)},
+            heavy_later(Later)
+    end.
 
 %% The lane keeps replies for their turn. That to a mailbox off the heap goes by lane then.
 reply_to_mailbox_off_heap(_) ->

@@ -491,7 +491,7 @@ long_reply(Weight, Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
             end,
     case trunkline_replies:way(Weight, before(Server, S), Known) of
         now ->
-            send_reply(Charge, Request, Reply, for_caller(Pid, Charge, S));
+            send_reply(Weight, Charge, Size, Request, Reply, for_caller(Pid, Charge, S));
         fence ->
             S1 = fence(for_caller(Pid, Charge, S)),
             {Place, Entry, S2} = reply_as_term(Charge, Request, Reply, S1),
@@ -536,10 +536,14 @@ before(Server, #lane{backlog = Backlog, notices = Notices, batches = Batches}) -
             queued
     end.
 
-send_reply(Charge, Request, Reply, #lane{batches = Batches, replies = Replies} = S) ->
-    Replies1 = trunkline_replies:send(Charge, Request, Reply, Replies),
-    to_report(tell_agents(S#lane{batches = trunkline_batches:passed(1, Batches),
-                                 replies = Replies1})).
+send_reply(Weight, Charge, Size, Request, Reply, #lane{batches = Batches, replies = Replies} = S) ->
+    case trunkline_replies:send(Weight, Charge, Request, Reply, Replies) of
+        busy ->
+            reply_by_lane(Size, Request, Reply, S);
+        Replies1 ->
+            to_report(tell_agents(S#lane{batches = trunkline_batches:passed(1, Batches),
+                                         replies = Replies1}))
+    end.
 
 %% A reply that has come, as it should be in the lane.
 reply(Size, Request, Reply, #lane{notices = Notices, replies = Replies} = S) ->

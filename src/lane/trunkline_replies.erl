@@ -36,7 +36,7 @@
 -moduledoc false.
 
 -export([new/1, event/2]).
--export([weight/2, way/3, send/4, first/3]).
+-export([weight/2, way/3, send/5, first/3]).
 -export([enter/6, enter_term/5, left/1]).
 
 -export_type([replies/0, request/0, before/0, way/0, event/0]).
@@ -135,26 +135,38 @@ way(long, _, go) -> fence;
 way(heavy, in_flight, go) -> next;
 way(heavy, fenced, go) -> by_lane.
 
-%% Sends a reply now. Its server is suspended if that may suspend the lane, or if the lane's mailbox
-%% is not empty.
--spec send(trunkline_gate:charge(), request(), Reply :: term(), replies()) -> replies().
-send(Charge, {Caller, {_, Server}, Agent}, Reply,
+%% Sends a reply now. The server of a long one is suspended if that may suspend the lane, or if the
+%% lane's mailbox is not empty. A heavy one is not sent while the connection is `busy': the lane has
+%% room for it.
+-spec send(heavy | long, trunkline_gate:charge(), request(), Reply :: term(), replies()) ->
+          replies() | busy.
+send(Weight, Charge, {Caller, {_, Server}, Agent}, Reply,
      #replies{throttle = Throttle, stats = Stats} = R) ->
     Send = fun(Options) ->
                    trunkline_in_turn:send_for_lane(Caller, {reply, Caller}, Reply,
                                                    trunkline_gate:bytes(Charge), Options, Stats)
            end,
+    case sent(Weight, Charge, Server, Send, Throttle) of
+        busy -> busy;
+        Throttle1 -> R#replies{throttle = Throttle1, answered = answered(Agent, Caller, Server, R)}
+    end.
+
+sent(heavy, _, Server, Send, Throttle) ->
+    case Send([nosuspend]) of
+        ok -> trunkline_throttle:came(Server, Throttle);
+        nosuspend -> busy
+    end;
+sent(long, Charge, Server, Send, Throttle) ->
     IsNext = trunkline_in_turn:may_go_at_once(Charge)
         andalso process_info(self(), message_queue_len) =:= {message_queue_len, 0},
-    Throttle1 = case IsNext andalso Send([nosuspend]) of
-                    ok ->
-                        trunkline_throttle:came(Server, Throttle);
-                    _ ->
-                        Suspended = trunkline_throttle:suspend(Server, Throttle),
-                        ok = Send([]),
-                        trunkline_throttle:long_term(Suspended, Charge, Throttle)
-                end,
-    R#replies{throttle = Throttle1, answered = answered(Agent, Caller, Server, R)}.
+    case IsNext andalso Send([nosuspend]) of
+        ok ->
+            trunkline_throttle:came(Server, Throttle);
+        _ ->
+            Suspended = trunkline_throttle:suspend(Server, Throttle),
+            ok = Send([]),
+            trunkline_throttle:long_term(Suspended, Charge, Throttle)
+    end.
 
 %% The replies at the beginning that may be sent now, since a fence has arrived, and the other
 %% entries. (The others go as large messages do: so many would hold up what comes behind them. So do

@@ -56,8 +56,10 @@
 
 %% Words. A character of a string is one byte in a message, and two words in memory.
 -define(HEAVY, 400).
-%% Elements that stand for all others.
+%% Elements that stand for all others; and of how many pairs or elements a map or a tuple is looked
+%% at as a whole.
 -define(FIRST, 2).
+-define(SMALL, 32).
 %% What is left of any number of words if there is a large binary.
 -define(BINARIES, infinity).
 
@@ -88,20 +90,19 @@ takes(Words, Term) -> left(Term, Words) =< 0.
 
 %% What is left of so many words when the term has taken what it needs. The first elements of a list
 %% stand for all of them, unless they are binaries: another one may be large. (One is not enough:
-%% the first row may have no value.) So do the first ones of a map or a tuple that takes so much in
-%% any case.
+%% the first row may have no value.) So do those of a map or a tuple that has many.
 left(_, Words) when Words =< 0; Words =:= ?BINARIES ->
     Words;
 left([_ | _] = List, Words) ->
     left(List, ?FIRST, 0, Words);
-left(Map, Words) when is_map(Map), 2 * map_size(Map) < Words ->
+left(Map, Words) when is_map(Map), map_size(Map) =< ?SMALL ->
     all(maps:keys(Map), all(maps:values(Map), Words - 4 - 2 * map_size(Map)));
 left(Map, Words) when is_map(Map) ->
-    none(all(first(?FIRST, maps:iterator(Map)), Words));
-left(Tuple, Words) when is_tuple(Tuple), tuple_size(Tuple) < Words ->
+    each(map_size(Map), 2, first(?FIRST, maps:iterator(Map)), Words);
+left(Tuple, Words) when is_tuple(Tuple), tuple_size(Tuple) =< ?SMALL ->
     all(tuple_to_list(Tuple), Words - 1 - tuple_size(Tuple));
 left(Tuple, Words) when is_tuple(Tuple) ->
-    none(all([element(N, Tuple) || N <- lists:seq(1, min(?FIRST, tuple_size(Tuple)))], Words));
+    each(tuple_size(Tuple), 1, [element(N, Tuple) || N <- lists:seq(1, ?FIRST)], Words);
 left(Binary, _) when is_bitstring(Binary), byte_size(Binary) >= ?ALONE ->
     ?BINARIES;
 left(Binary, Words) when is_bitstring(Binary) ->
@@ -127,14 +128,18 @@ left([_ | _] = List, 0, Taken, Words) ->
 left(_, _, _, Words) ->
     Words.
 
-none(?BINARIES) -> ?BINARIES;
-none(_) -> 0.
-
-first(N, Iterator) ->
-    case N > 0 andalso maps:next(Iterator) of
-        {Key, Value, Next} -> [Key, Value | first(N - 1, Next)];
-        _ -> []
+%% Each element takes so many words, and what the first ones take.
+each(Size, Own, First, Words) ->
+    case all(First, Words) of
+        ?BINARIES -> ?BINARIES;
+        Left -> Words - Size * (Own + (Words - Left) div ?FIRST)
     end.
+
+first(0, _) ->
+    [];
+first(N, Iterator) ->
+    {Key, Value, Next} = maps:next(Iterator),
+    [Key, Value | first(N - 1, Next)].
 
 all([Term | Terms], Words) -> all(Terms, left(Term, Words));
 all([], Words) -> Words.
