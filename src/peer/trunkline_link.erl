@@ -387,9 +387,10 @@ carry_out({end_session, How}, D) ->
     end_session(How, went(D));
 carry_out({dismiss, again}, #link{room = Room} = D) ->
     D#link{room = trunkline_room:dismiss(again, Room)};
-carry_out({dismiss, Gone}, #link{room = Room} = D) ->
+carry_out({dismiss, Gone}, #link{room = Room, timers = Timers} = D) ->
     D1 = no_stand_in(D#link{room = trunkline_room:dismiss(Gone, Room)}),
-    case trunkline_room:is_awaited(Room) of
+    %% (Senders that try again and again are dismissed again and again, while the node is gone.)
+    case trunkline_room:is_awaited(Room) andalso not is_map_key(lost, Timers) of
         true -> timer(lost, ?LOST, D1);
         false -> D1
     end;
