@@ -149,8 +149,8 @@ send(Route, Ix, Node, To, Message, Size, Deadline) ->
             no
     end.
 
-%% Sends one that takes much memory, and has not been measured, if nothing is ahead of it. One of
-%% sixteen is measured when it has been sent, and is counted for all of them.
+%% Sends one that takes much memory, and has not been measured, if nothing is ahead of it. (Its size
+%% matters only to the counters.)
 -spec send_heavy(trunkline_route:route(), Ix :: pos_integer(), To :: pid(), Message :: term()) ->
           ok | no.
 send_heavy(#route{bypass = Bypass} = Route, Ix, To, Message) ->
