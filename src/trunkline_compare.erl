@@ -1,9 +1,11 @@
 %% Measures plain distribution and Trunkline in turn, between this node and another one.
 %%
 %% There are three experiments, each by `!' and by lane, A B A B ...: small messages one way, calls,
-%% and pings beside large messages. All of them together are bounded in time and in bytes. The
-%% processes at the other node are linked to one process here, so that all of them end with that
-%% process or with the connection.
+%% and pings beside large messages. While plain distribution is measured, the connection does not
+%% gather what is sent (delay_send, see trunkline_socket), unless that is configured: without
+%% Trunkline it would not. All of them together are bounded in time and in bytes. The processes at
+%% the other node are linked to one process here, so that all of them end with that process or with
+%% the connection.
 -module(trunkline_compare).
 -moduledoc false.
 
@@ -87,9 +89,20 @@ end_with(Caller) ->
               end),
     ok.
 
+%% Another process calls that when the calling one has ended.
+at_end(Fun) ->
+    Measuring = self(),
+    _ = spawn(fun() ->
+                      Ref = monitor(process, Measuring),
+                      receive {'DOWN', Ref, process, _, _} -> Fun() end
+              end),
+    ok.
+
 measured(Node, Options) ->
     case may(Node, maps:get(force, Options, false)) of
-        ok -> {ok, measure(Node, Options)};
+        ok ->
+            ok = at_end(fun() -> gather(lane, Node) end),
+            {ok, measure(Node, Options)};
         Refused -> {error, Refused}
     end.
 
@@ -124,12 +137,31 @@ measure(Node, Options) ->
     Each = ?SHARE * maps:get(time, Options, ?TIME) / (3 * 2 * ?ROUNDS),
     Bytes = maps:get(bytes, Options, ?BYTES) div (2 * ?ROUNDS),
     Way = fun(W) ->
+                  ok = gather(W, Node),
                   #{one_way => one_way(W, Node, Each), calls => calls(W, Node, Each),
                     ping => ping(W, Node, Each, Bytes)}
           end,
     Measured = [{W, Way(W)} || _ <- lists:seq(1, ?ROUNDS), W <- [plain, lane]],
     maps:from_list([{What, result([{W, maps:get(What, Figures)} || {W, Figures} <- Measured])}
                     || What <- [one_way, calls, ping]]).
+
+%% Both ends, if there is a connection. (To ask would make one.)
+gather(Way, Node) ->
+    lists:foreach(fun({Here, There}) -> gather(Way, Here, There) end,
+                  [Ends || lists:member(Node, nodes(connected)),
+                           Ends <- [{node(), Node}, {Node, node()}]]).
+
+gather(Way, Here, There) ->
+    try
+        Configured = [erpc:call(Here, application, get_env, [kernel, Name, []])
+                      || Name <- [inet_dist_connect_options, inet_dist_listen_options]],
+        lists:any(fun(Options) -> proplists:is_defined(delay_send, Options) end, Configured)
+            orelse erpc:call(Here, net_kernel, setopts, [There, [{delay_send, Way =:= lane}]])
+    of
+        _ -> ok
+    catch
+        error:{erpc, _} -> ok                     % there is no connection any more
+    end.
 
 result(Figures) ->
     Plain = [round(F) || {plain, F} <- Figures],

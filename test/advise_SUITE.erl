@@ -12,7 +12,7 @@ all() ->
      lanes_not_in_use,
      unknown_counters, without_trunkline, quiet_connection, observed_by_another, by_lane,
      disconnected, advise_badarg, compared, compare_refuses, compare_badarg, compare_stopped,
-     compare_interrupted].
+     compare_interrupted, compare_killed].
 
 %% --- judging -------------------------------------------------------------------
 
@@ -191,8 +191,33 @@ compared(_) ->
          ?assert(lists:all(fun(Figure) -> Figure > 0 end, [Ratio | Plain ++ Lane]))
      end || #{plain := Plain, lane := Lane, ratio := Ratio, clear := Clear} <- maps:values(Report),
             is_boolean(Clear)],
-    %% Nothing is left of it at the other node.
+    %% Nothing is left of it at the other node, and the connection is as it was.
     ok = cluster:await(fun() -> cluster:call(B, ?MODULE, processes_of_compare, []) =:= 0 end),
+    await_gathering(A, B),
+    cluster:stop_all([A, B]).
+
+await_gathering(A, B) ->
+    [cluster:await(fun() ->
+                           {ok, Options} = cluster:call(X, net_kernel, getopts,
+                                                        [cluster:node_of(Y), [delay_send]]),
+                           Options =:= [{delay_send, true}] orelse Options
+                   end) || {X, Y} <- [{A, B}, {B, A}]].
+
+%% The same if its caller is killed while plain distribution is measured.
+compare_killed(_) ->
+    {A, B} = cluster:pair([]),
+    Node = cluster:node_of(B),
+    await_gathering(A, B),
+    Caller = cluster:call(A, fun() ->
+                                     spawn(fun() -> trunkline:compare(Node, #{force => true}) end)
+                             end),
+    [cluster:await(fun() ->
+                           {ok, [{delay_send, false}]} =:=
+                               cluster:call(X, net_kernel, getopts,
+                                            [cluster:node_of(Y), [delay_send]])
+                   end) || {X, Y} <- [{A, B}, {B, A}]],
+    true = cluster:call(A, erlang, exit, [Caller, kill]),
+    await_gathering(A, B),
     cluster:stop_all([A, B]).
 
 %% (It gives up on a machine that is much too slow.)
