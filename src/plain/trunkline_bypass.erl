@@ -138,11 +138,11 @@ is_late(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 1.
 not_answered(Ix, Bypass) -> atomics:put(Bypass, ?LATE(Ix), 1).
 
 %% Measures one of sixteen messages, which stands for all of them.
--spec sampled(fun(() -> non_neg_integer()), Ix :: pos_integer(), bypass()) -> non_neg_integer().
-sampled(Measure, Ix, Bypass) ->
+-spec sampled(Message :: term(), Ix :: pos_integer(), bypass()) -> trunkline_gate:charge().
+sampled(Message, Ix, Bypass) ->
     %% (A hash, because messages of different kinds may take turns.)
     case erlang:phash2(atomics:get(Bypass, ?STARTED(Ix)), ?SAMPLE) of
-        0 -> ?SAMPLE * Measure();
+        0 -> ?SAMPLE * trunkline_gate:charge(Message);
         _ -> 0
     end.
 

@@ -158,9 +158,7 @@ send_heavy(#route{bypass = Bypass} = Route, Ix, To, Message) ->
         true ->
             case erlang:send(To, Message, [noconnect]) of
                 ok ->
-                    Charge = trunkline_bypass:sampled(
-                               fun() -> trunkline_gate:charge(Message) end, Ix, Bypass),
-                    bypassed(Route, Ix, node(To), Charge);
+                    bypassed(Route, Ix, node(To), trunkline_bypass:sampled(Message, Ix, Bypass));
                 noconnect ->
                     ok = trunkline_bypass:cancel(Ix, Bypass),
                     no
@@ -340,7 +338,8 @@ sent_direct(Node) ->
 
 bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Ix, Node, Charge) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
-    trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+    _ = Charge =:= 0
+        orelse trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
     _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! look),
     sent_meanwhile(Node, Route).
 

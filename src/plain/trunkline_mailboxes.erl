@@ -63,12 +63,11 @@
 %% means to send to it.
 -spec may_receive(pid(), table()) -> boolean().
 may_receive(Receiver, Table) ->
+    %% (To look up the row would copy the pid.)
     try
-        case ets:lookup(Table, Receiver) of
-            [{_, ?MANY}] -> true;
-            [_] -> ets:update_counter(Table, Receiver, {?SENT, 1, ?MANY, ?MANY}) > 0;
-            [] -> false
-        end
+        ets:member(Table, Receiver)
+            andalso (ets:lookup_element(Table, Receiver, ?SENT) =:= ?MANY
+                     orelse ets:update_counter(Table, Receiver, {?SENT, 1, ?MANY, ?MANY}) > 0)
     catch
         error:badarg -> false                % the row has been deleted, or the table
     end.

@@ -124,7 +124,7 @@ left([Head | Tail], More, Taken, Words) when More > 0 ->
         Left -> left(Tail, More - 1, Taken + Words - Left, Left)
     end;
 left([_ | _] = List, 0, Taken, Words) ->
-    Words - Taken * cells(List, 1 + ?FIRST * Words div Taken) div ?FIRST;
+    Words - Taken * cells(List, 1 + ?FIRST * Words div Taken, 0) div ?FIRST;
 left(_, _, _, Words) ->
     Words.
 
@@ -141,14 +141,23 @@ first(N, Iterator) ->
     {Key, Value, Next} = maps:next(Iterator),
     [Key, Value | first(N - 1, Next)].
 
-all([Term | Terms], Words) -> all(Terms, left(Term, Words));
-all([], Words) -> Words.
+%% (Calls and returns are what makes a sender yield to others. So short terms cost one only.)
+all(_, Words) when Words =< 0; Words =:= ?BINARIES ->
+    Words;
+all([Term | Terms], Words) when is_atom(Term); is_integer(Term) ->
+    all(Terms, Words);
+all([Term | Terms], Words) when byte_size(Term) < ?ALONE ->
+    all(Terms, Words - 3);
+all([Term | Terms], Words) ->
+    all(Terms, left(Term, Words));
+all([], Words) ->
+    Words.
 
 %% How many cells the list has, or Most and a few more.
-cells(_, Most) when Most =< 0 -> 0;
-cells([_, _, _, _, _, _ | Tail], Most) -> 6 + cells(Tail, Most - 6);
-cells([_ | Tail], Most) -> 1 + cells(Tail, Most - 1);
-cells(_, _) -> 0.
+cells(_, Most, N) when N >= Most -> N;
+cells([_, _, _, _, _, _, _, _, _, _, _, _ | Tail], Most, N) -> cells(Tail, Most, N + 12);
+cells([_ | Tail], Most, N) -> cells(Tail, Most, N + 1);
+cells(_, _, N) -> N.
 
 %% The size of a message that is a long list, or ends with one. Elements from its beginning and its
 %% middle stand for all of them. (The middle of a list of integers is too far away: to go there
