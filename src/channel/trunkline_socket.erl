@@ -142,10 +142,10 @@ tune_distribution(Node) ->
 tune_socket(none) ->
     ok;
 tune_socket(Port) ->
-    case inet:getopts(Port, [buffer]) of
-        {ok, [{buffer, Bytes}]} when Bytes < ?BUFFER -> inet:setopts(Port, [{buffer, ?BUFFER}]);
-        _ -> ok
-    end,
+    _ = case inet:getopts(Port, [buffer]) of
+            {ok, [{buffer, Bytes}]} when Bytes < ?BUFFER -> inet:setopts(Port, [{buffer, ?BUFFER}]);
+            _ -> ok
+        end,
     case is_chosen(delay_send) of
         true -> ok;
         false -> inet:setopts(Port, [{delay_send, true}])
