@@ -26,7 +26,8 @@
                       sent_bytes := per_second(),
                       packets_received := per_second(),
                       received_bytes := per_second(),
-                      pending_bytes := non_neg_integer()} | undefined,     % at the end
+                      pending_bytes := non_neg_integer(),     % at the end
+                      gathers => boolean()} | undefined,      % many writes are one system call
           round_trip := pos_integer() | undefined,   % us, as the kernel measured it
           %% Suspended senders, unless another process uses the system monitor.
           suspended := #{times := per_second(), share := float()} | undefined,
@@ -130,7 +131,9 @@ figures(Node, #{counters := C0, lanes := L0}, #{counters := C1, lanes := L1, soc
                         #{writes => Rate(send_cnt, C0, C1), sent_bytes => Rate(send_oct, C0, C1),
                           packets_received => Rate(recv_cnt, C0, C1),
                           received_bytes => Rate(recv_oct, C0, C1),
-                          pending_bytes => Pending};
+                          pending_bytes => Pending,
+                          gathers => {ok, [{delay_send, true}]}
+                              =:= inet:getopts(Socket, [delay_send])};
                     _ ->
                         undefined
                 end,
@@ -293,15 +296,17 @@ traffic(#{socket := #{writes := Writes, packets_received := Received,
           [count(Writes), bytes(mean(Figures)), count(Received)])]
         ++ [text("~ts wait in the socket.", [bytes(Pending)]) || Pending > 0].
 
-batches(#{socket := #{writes := Writes}, round_trip := RoundTrip}) ->
+batches(#{socket := #{writes := Writes} = Socket, round_trip := RoundTrip}) ->
     Batches = Writes / batch(Writes, RoundTrip),
+    Gathers = maps:get(gathers, Socket, false),
     %% (A connection that is always busy costs less for each message.)
     Now = min(Writes * ?PLAIN_COST, erlang:system_info(schedulers_online) * 1.0e6),
     Saved = (Now - Batches * ?BATCH_COST - Writes * ?MESSAGE_COST) / 1.0e6,
     [text("With batches there would be about ~ts writes/s, and fewer under higher load.",
           [count(Batches)])]
         ++ [text("That saves up to ~b % of one CPU (both nodes together).", [round(Saved * 100)])
-            || Saved >= 0.01].
+            || Saved >= 0.01, not Gathers]
+        ++ ["What that saves is not known: the connection gathers writes (delay_send)." || Gathers].
 
 %% The messages that reach a lane while a batch is in flight are the next batch.
 batch(Writes, RoundTrip) ->

@@ -26,6 +26,10 @@ small_messages(_) ->
     {batches, Text} = judge(#{socket => socket(41_000, 52)}),
     ?assert(says("41,000 writes/s of 52 bytes", Text)),
     ?assert(says("With batches there would be about", Text)),
+    ?assert(says("That saves up to", Text)),
+    %% With delay_send many of these are one system call.
+    {batches, Gathered} = judge(#{socket => (socket(41_000, 52))#{gathers => true}}),
+    ?assertNot(says("That saves up to", Gathered)),
     %% Many small messages to a peer that is far fill the largest batch.
     {batches, Far} = judge(#{socket => socket(41_000, 52), round_trip => 100_000}),
     ?assert(says("With batches there would be about 160 writes/s", Far)).
