@@ -141,7 +141,7 @@ first(N, Iterator) ->
     {Key, Value, Next} = maps:next(Iterator),
     [Key, Value | first(N - 1, Next)].
 
-%% (Calls and returns are what makes a sender yield to others. So short terms cost one only.)
+%% (Calls and returns are what makes a sender yield to others. So each short term takes one call.)
 all(_, Words) when Words =< 0; Words =:= ?BINARIES ->
     Words;
 all([Term | Terms], Words) when is_atom(Term); is_integer(Term) ->
