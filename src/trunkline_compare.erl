@@ -89,14 +89,14 @@ end_with(Caller) ->
               end),
     ok.
 
-%% Another process calls that when the calling one has ended.
+%% Another process calls that when the calling one has ended, also if the application stops that the
+%% caller of compare/2 belongs to.
 at_end(Fun) ->
     Measuring = self(),
-    _ = spawn(fun() ->
-                      Ref = monitor(process, Measuring),
-                      receive {'DOWN', Ref, process, _, _} -> Fun() end
-              end),
-    ok.
+    trunkline_process:outlive(spawn(fun() ->
+                                            Ref = monitor(process, Measuring),
+                                            receive {'DOWN', Ref, process, _, _} -> Fun() end
+                                    end)).
 
 measured(Node, Options) ->
     case may(Node, maps:get(force, Options, false)) of
