@@ -155,12 +155,14 @@ gather(Way, Here, There) ->
     try
         Configured = [erpc:call(Here, application, get_env, [kernel, Name, []])
                       || Name <- [inet_dist_connect_options, inet_dist_listen_options]],
-        lists:any(fun(Options) -> proplists:is_defined(delay_send, Options) end, Configured)
+        lists:any(fun(Options) ->
+                          is_list(Options) andalso proplists:is_defined(delay_send, Options)
+                  end, Configured)
             orelse erpc:call(Here, net_kernel, setopts, [There, [{delay_send, Way =:= lane}]])
     of
         _ -> ok
     catch
-        error:{erpc, _} -> ok                     % there is no connection any more
+        _:_ -> ok                            % there is no connection any more, or it is ending
     end.
 
 result(Figures) ->

@@ -152,8 +152,10 @@ tune_socket(Port) ->
     end.
 
 is_chosen(Option) ->
-    lists:any(fun(Name) -> proplists:is_defined(Option, application:get_env(kernel, Name, [])) end,
-              [inet_dist_connect_options, inet_dist_listen_options]).
+    lists:any(fun(Name) ->
+                      Options = application:get_env(kernel, Name, []),
+                      is_list(Options) andalso proplists:is_defined(Option, Options)
+              end, [inet_dist_connect_options, inet_dist_listen_options]).
 
 %% A number that grows while bytes come from a node by the distribution's connection, or many leave
 %% for it: bytes, and 64 kB. (Few always leave: the link's own pings.)
