@@ -27,8 +27,8 @@
 -type figures() :: #{Unit :: string() => [{variant(), [number()]}]}.
 -type target() :: #{name := string(), at_least | at_most := number(), measured := number()}.
 
-%% OTP's default of inet:setopts/2's buffer: bytes.
--define(BUFFER, 1460).
+%% OTP's defaults for inet:setopts/2 of what Trunkline sets: bytes.
+-define(DEFAULTS, [{buffer, 1460}, {high_watermark, 8192}, {low_watermark, 4096}]).
 %% Of a term in the log.
 -define(DEPTH, 50).
 %% For lanes to open, ms.
@@ -203,7 +203,7 @@ tune(Node, Variant) ->
 -spec set_socket(node(), variant()) -> ok.
 set_socket(Node, Variant) ->
     {Node, Socket} = lists:keyfind(Node, 1, erlang:system_info(dist_ctrl)),
-    ok = inet:setopts(Socket, [{delay_send, Variant =:= tuned}, {buffer, ?BUFFER}]),
+    ok = inet:setopts(Socket, [{delay_send, Variant =:= tuned} | ?DEFAULTS]),
     is_plain(Variant) orelse trunkline_socket:tune_distribution(Node),
     ok.
 

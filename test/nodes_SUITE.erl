@@ -48,18 +48,20 @@ await_link(A, Node) ->
     lists:foreach(fun(P) -> cluster:call(A, sys, get_state, [P]) end,
                   [trunkline_links, Link, trunkline_inboxes]).
 
-%% The distribution's sockets read more at a time than OTP's default, and gather what is sent, also
-%% on the next connection. What a user has set counts: a buffer if it is larger.
+%% The distribution's sockets read more at a time than OTP's default, and gather what is sent, with
+%% more room, also on the next connection. What a user has set counts: a buffer if it is larger.
 sockets(_) ->
     Options = fun(X, Y) ->
                       Port = cluster:call(X, trunkline_socket, distribution, [cluster:node_of(Y)]),
-                      {ok, Set} = cluster:call(X, inet, getopts, [Port, [buffer, delay_send]]),
+                      {ok, Set} = cluster:call(X, inet, getopts,
+                                               [Port, [buffer, delay_send, high_watermark]]),
                       Set
               end,
     Has = fun(X, Y, Bytes, Delays) ->
                   cluster:await(fun() ->
                                         case Options(X, Y) of
-                                            [{buffer, Bytes}, {delay_send, Delays}] -> true;
+                                            [{buffer, Bytes}, {delay_send, Delays},
+                                             {high_watermark, 131_072}] -> true;
                                             Others -> Others
                                         end
                                 end)

@@ -1,5 +1,5 @@
 %% The settings of Trunkline's own sockets, and why. The first one, buffer, is also set on the
-%% sockets of the distribution. These get delay_send, too: see tune_distribution/1.
+%% sockets of the distribution. These get others, too: see tune_distribution/1.
 %%
 %%   * buffer: the most bytes that one read takes; OTP's default is 1,460. After each read the port
 %%     waits for its turn on a scheduler. A node that was busy sending read 0.3 MB a second.
@@ -31,6 +31,8 @@
                       congestion_control => atom()}.
 
 -define(BUFFER, 65536).
+%% Bytes that a port of the distribution may keep.
+-define(HIGH, 131072).
 -define(UNSENT, 131072).
 
 -define(TCP, 6).
@@ -129,11 +131,17 @@ links(Pid) ->
         undefined -> []
     end.
 
-%% The distribution's connection to a node reads more at a time from here on, and gathers what is
-%% sent while the port waits for its turn (delay_send: with it few messages take no longer, and many
-%% take up to half of the time). What inet_dist_connect_options or inet_dist_listen_options say
-%% counts: a larger buffer, and whatever is said of delay_send. Another process does it, because
-%% with TLS processes of ssl have to answer.
+%% From here on the distribution's connection to a node
+%%
+%%   * reads more at a time (buffer, as above);
+%%   * gathers what is sent while the port waits for its turn (delay_send): with it few messages
+%%     take no longer, and many take up to half of the time;
+%%   * has room in the port for more than two messages of 4 kB (the watermarks). What finds none
+%%     waits in a queue before the port: messages of several senders cost more then, and when the
+%%     node disconnects, it discards that queue, and sends what is in the port.
+%%
+%% What inet_dist_connect_options or inet_dist_listen_options say counts: larger sizes, and whatever
+%% is said of delay_send. Another process does it, because with TLS processes of ssl have to answer.
 -spec tune_distribution(node()) -> ok.
 tune_distribution(Node) ->
     _ = trunkline_process:start(fun() -> spawn(fun() -> tune_socket(distribution(Node)) end) end),
@@ -142,14 +150,10 @@ tune_distribution(Node) ->
 tune_socket(none) ->
     ok;
 tune_socket(Port) ->
-    _ = case inet:getopts(Port, [buffer]) of
-            {ok, [{buffer, Bytes}]} when Bytes < ?BUFFER -> inet:setopts(Port, [{buffer, ?BUFFER}]);
-            _ -> ok
-        end,
-    case is_chosen(delay_send) of
-        true -> ok;
-        false -> inet:setopts(Port, [{delay_send, true}])
-    end.
+    Least = [{buffer, ?BUFFER}, {high_watermark, ?HIGH}, {low_watermark, ?HIGH div 2}],
+    Larger = [Option || {Name, Bytes} = Option <- Least,
+                        {ok, [{_, Is}]} <- [inet:getopts(Port, [Name])], Is < Bytes],
+    inet:setopts(Port, Larger ++ [{delay_send, true} || not is_chosen(delay_send)]).
 
 is_chosen(Option) ->
     lists:any(fun(Name) ->
