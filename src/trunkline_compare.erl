@@ -147,22 +147,14 @@ measure(Node, Options) ->
 
 %% Both ends, if there is a connection. (To ask would make one.)
 gather(Way, Node) ->
-    lists:foreach(fun({Here, There}) -> gather(Way, Here, There) end,
-                  [Ends || lists:member(Node, nodes(connected)),
-                           Ends <- [{node(), Node}, {Node, node()}]]).
-
-gather(Way, Here, There) ->
-    try
-        Configured = [erpc:call(Here, application, get_env, [kernel, Name, []])
-                      || Name <- [inet_dist_connect_options, inet_dist_listen_options]],
-        lists:any(fun(Options) ->
-                          is_list(Options) andalso proplists:is_defined(delay_send, Options)
-                  end, Configured)
-            orelse erpc:call(Here, net_kernel, setopts, [There, [{delay_send, Way =:= lane}]])
+    ok = trunkline_socket:gather(Node, Way =:= lane),
+    try lists:member(Node, nodes(connected))
+             andalso erpc:call(Node, trunkline_socket, gather, [node(), Way =:= lane])
     of
         _ -> ok
     catch
-        _:_ -> ok                            % there is no connection any more, or it is ending
+        error:{erpc, _} -> ok;                % there is no connection any more
+        error:{exception, undef, _} -> ok     % an earlier release, which does not set delay_send
     end.
 
 result(Figures) ->

@@ -22,8 +22,8 @@
 -moduledoc false.
 
 -export([connect_options/0, listen_options/0, tune/2, congestion_control/1, sample/1]).
--export([protocol/0, distribution_address/0, distribution/1, tune_distribution/1, moved/1,
-         round_trip/1]).
+-export([protocol/0, distribution_address/0, distribution/1, tune_distribution/1, gather/2,
+         moved/1, round_trip/1]).
 -export([accepts/1, offered/0, is_own/1]).
 
 -type settings() :: #{timeout := pos_integer(),               % ms
@@ -153,7 +153,17 @@ tune_socket(Port) ->
     Least = [{buffer, ?BUFFER}, {high_watermark, ?HIGH}, {low_watermark, ?HIGH div 2}],
     Larger = [Option || {Name, Bytes} = Option <- Least,
                         {ok, [{_, Is}]} <- [inet:getopts(Port, [Name])], Is < Bytes],
-    inet:setopts(Port, Larger ++ [{delay_send, true} || not is_chosen(delay_send)]).
+    _ = inet:setopts(Port, Larger),
+    set_gather(Port, true).
+
+%% Whether the distribution's connection to a node gathers what is sent, unless the options say it.
+-spec gather(node(), boolean()) -> ok.
+gather(Node, Gathers) -> set_gather(distribution(Node), Gathers).
+
+set_gather(Port, Gathers) ->
+    _ = is_port(Port) andalso not is_chosen(delay_send)
+        andalso inet:setopts(Port, [{delay_send, Gathers}]),
+    ok.
 
 is_chosen(Option) ->
     lists:any(fun(Name) ->
