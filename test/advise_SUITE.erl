@@ -200,31 +200,27 @@ compared(_) ->
             is_boolean(Clear)],
     %% Nothing is left of it at the other node, and the connection is as it was.
     ok = cluster:await(fun() -> cluster:call(B, ?MODULE, processes_of_compare, []) =:= 0 end),
-    await_gathering(A, B),
+    await_gathering(A, B, true),
     cluster:stop_all([A, B]).
 
-await_gathering(A, B) ->
+await_gathering(A, B, Gathers) ->
     [cluster:await(fun() ->
                            {ok, Options} = cluster:call(X, net_kernel, getopts,
                                                         [cluster:node_of(Y), [delay_send]]),
-                           Options =:= [{delay_send, true}] orelse Options
+                           Options =:= [{delay_send, Gathers}] orelse Options
                    end) || {X, Y} <- [{A, B}, {B, A}]].
 
 %% The same if its caller is killed while plain distribution is measured.
 compare_killed(_) ->
     {A, B} = cluster:pair([]),
     Node = cluster:node_of(B),
-    await_gathering(A, B),
+    await_gathering(A, B, true),
     Caller = cluster:call(A, fun() ->
                                      spawn(fun() -> trunkline:compare(Node, #{force => true}) end)
                              end),
-    [cluster:await(fun() ->
-                           {ok, [{delay_send, false}]} =:=
-                               cluster:call(X, net_kernel, getopts,
-                                            [cluster:node_of(Y), [delay_send]])
-                   end) || {X, Y} <- [{A, B}, {B, A}]],
+    await_gathering(A, B, false),
     true = cluster:call(A, erlang, exit, [Caller, kill]),
-    await_gathering(A, B),
+    await_gathering(A, B, true),
     cluster:stop_all([A, B]).
 
 %% (It gives up on a machine that is much too slow.)

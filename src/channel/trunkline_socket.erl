@@ -160,9 +160,10 @@ tune_socket(Port) ->
 -spec gather(node(), boolean()) -> ok.
 gather(Node, Gathers) -> set_gather(distribution(Node), Gathers).
 
+set_gather(none, _) ->
+    ok;
 set_gather(Port, Gathers) ->
-    _ = is_port(Port) andalso not is_chosen(delay_send)
-        andalso inet:setopts(Port, [{delay_send, Gathers}]),
+    _ = is_chosen(delay_send) orelse inet:setopts(Port, [{delay_send, Gathers}]),
     ok.
 
 is_chosen(Option) ->
