@@ -6,16 +6,20 @@
 -module(trunkline_command).
 -moduledoc false.
 
--export([wrap/2, request/1, receiver/1, for/2]).
+-export([call/3, call_plain/4, send_request/3, by_lane/1, wrap/2, request/1, receiver/1, for/2]).
 -export([is_request/1, is_news/1, is_missed/1, is_of_session/1]).
 
--export_type([command/0, apply/0, exit/0, ended/0, caller/0, label/0, object/0, wrap/0]).
+-export_type([command/0, apply/0, exit/0, ended/0, server/0, watching/0, caller/0, label/0,
+              object/0, wrap/0]).
 
 -dialyzer({no_improper_lists, [wrap/2]}).
 
 %% The message is the request, the reply, or the reason.
 -type command() :: {call, server(), Caller :: pid(), caller()}
+                 %% The caller may do something else before it gets the reply.
                  | {call, server(), Caller :: pid(), caller(), label()}
+                 %% See trunkline_plain_reply.
+                 | {call, server(), Caller :: pid(), caller(), label(), watching()}
                  | {cancel, server(), caller()}
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % large, or behind a large message
@@ -39,6 +43,8 @@
                | {apply, caller(), GroupLeader :: pid(), Pid :: pid()}.
 
 -type server() :: pid() | atom().
+%% Which inlet the caller watches, and its registered name.
+-type watching() :: {Inlet :: pid(), RegisteredName :: atom() | []}.
 %% The caller's alias, which names the request.
 -type caller() :: reference().
 %% The first element of the request as the server gets it: '$gen_call' if the command has no label.
@@ -51,6 +57,24 @@
               | {reply, caller()}
               | {down, object() | atom(), caller()}.
 
+%% A request of the calling process, which waits for the reply.
+-spec call(server(), caller(), label()) -> command().
+call(Server, Caller, '$gen_call') -> {call, Server, self(), Caller};
+call(Server, Caller, Label) -> send_request(Server, Caller, Label).
+
+%% The same if it would like to have a plain reply.
+-spec call_plain(server(), caller(), label(), watching()) -> command().
+call_plain(Server, Caller, Label, Watching) -> {call, Server, self(), Caller, Label, Watching}.
+
+%% The same if it may not wait.
+-spec send_request(server(), caller(), label()) -> command().
+send_request(Server, Caller, Label) -> {call, Server, self(), Caller, Label}.
+
+%% The same request, with a reply that goes by lane.
+-spec by_lane(To) -> To when To :: trunkline_lane:to().
+by_lane({call, Server, Pid, Caller, Label, _}) -> {call, Server, Pid, Caller, Label};
+by_lane(To) -> To.
+
 -spec wrap(wrap(), Message :: term()) -> term().
 wrap(plain, Message) -> Message;
 wrap({call, Label, From}, Request) -> {Label, From, Request};
@@ -59,13 +83,15 @@ wrap({down, Object, Ref}, Reason) -> {'DOWN', Ref, process, Object, Reason}.
 
 -spec request(command()) -> {server(), Pid :: pid(), caller(), label()}.
 request({call, Server, Pid, Caller}) -> {Server, Pid, Caller, '$gen_call'};
-request({call, Server, Pid, Caller, Label}) -> {Server, Pid, Caller, Label}.
+request({call, Server, Pid, Caller, Label}) -> {Server, Pid, Caller, Label};
+request({call, Server, Pid, Caller, Label, _}) -> {Server, Pid, Caller, Label}.
 
 %% The process that gets the message of this command. `unknown': it may be any process, or several,
 %% or it is not known before the command's turn.
 -spec receiver(command() | trunkline_multicast:command()) -> pid() | {name, atom()} | unknown.
 receiver({call, Server, _, _}) -> pid_or_name(Server);
 receiver({call, Server, _, _, _}) -> pid_or_name(Server);
+receiver({call, Server, _, _, _, _}) -> pid_or_name(Server);
 receiver({cancel, Server, _}) -> pid_or_name(Server);
 receiver({reply, _, Pid}) -> Pid;
 receiver({monitor, Server, _, _}) -> pid_or_name(Server);

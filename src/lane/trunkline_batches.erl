@@ -143,12 +143,14 @@ fence(AreGranted, B) -> transmit(0, [], full, way(AreGranted, B)).
 %% does: it may be behind that message, and what comes later is behind the batch. (What was sent is
 %% counted before its sender sends anything else. What is counted from here on the next batch
 %% reports: this one may go by a connection.) So does the first batch, which is behind what was sent
-%% by plain distribution before the session.
+%% by plain distribution before the session. And so do all while plain replies are owed, which
+%% nobody counts (trunkline_plain_reply).
 way(AreGranted, #batches{by = By, next = Next, past = Before} = B0) ->
     Past = trunkline_bypass:take(Before),
     B = B0#batches{past = Past},
     case By =:= connections andalso Next > 1 andalso not trunkline_bypass:must_follow(Past)
-        andalso not AreGranted andalso not is_sending(B) of
+        andalso not trunkline_bypass:are_owed(Past) andalso not AreGranted
+        andalso not is_sending(B) of
         true -> {connections, B};
         false -> {distribution, B#batches{past = trunkline_bypass:followed(Past)}}
     end.

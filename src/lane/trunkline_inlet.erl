@@ -139,6 +139,14 @@ loop(S) ->
         {called, Request} ->
             Agent = trunkline_agent:called(Request, S#inlet.agent),
             loop(timer(quiet, S#inlet{agent = Agent, active = true}));
+        {Question, Answer} when is_reference(Question) ->
+            loop(S#inlet{agent = trunkline_agent:arrived(Question, Answer, S#inlet.agent)});
+        look ->
+            _ = trunkline_agent:look(S#inlet.agent),
+            loop(S);
+        {are_waiting, Agent, Requests} ->
+            ok = trunkline_plain_reply:are_waiting(Agent, Requests),
+            loop(S);
         {lease_over, Server, Ref} ->
             loop(S#inlet{agent = trunkline_agent:lease_over(Server, Ref, S#inlet.agent)});
         {server_ended, Server, Reason} ->

@@ -13,7 +13,7 @@
 
 -export([hand_over/3, hand_over/5, hand_over_apart/3, pack/2, hand_over_packed/5, packed_charge/2,
          as_parcel/5, as_term/2]).
--export([force/3, force_apart/3, tell/3, alias_of_lane/2]).
+-export([force/3, force_apart/3, tell/3, cancel/3, alias_of_lane/2, lane_of/2]).
 -export([count_fallbacks/0, fallback/1, fallbacks/0]).
 
 -export_type([how/0, packed/0]).
@@ -43,9 +43,19 @@ hand_over(Node, To, Message) ->
 -spec hand_over(node(), trunkline_lane:to(), term(), trunkline_refused:patience(), connect()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over(Node, To, Message, Patience, Connect) ->
-    case may_connect(Node, Connect) of
+    case may_send(Node, To, Patience, Connect) of
         true -> offer(Node, To, Message, {Patience, Connect}, new);
-        false -> noconnect
+        Not -> Not
+    end.
+
+may_send(Node, To, Patience, Connect) ->
+    case may_connect(Node, Connect) of
+        true when Patience =:= nosuspend ->
+            not trunkline_plain_reply:owes(To, Node) orelse nosuspend;
+        true ->
+            true;
+        false ->
+            noconnect
     end.
 
 may_connect(_, connect) -> true;
@@ -60,7 +70,8 @@ is_down(none) ->
 
 offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
-        #route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route ->
+        #route{lanes = Lanes, gate = Gate, bypass = Bypass, limit = Limit,
+               large = Large} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
             Entered = case trunkline_shape:weight(Message) of
                           light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
@@ -69,7 +80,7 @@ offer(Node, To, Message, How, Ticket) ->
             case Entered of
                 Charge when is_integer(Charge) ->
                     element(Ix, Lanes) ! [Charge, self(), To | Message],
-                    ok;
+                    trunkline_plain_reply:sent(To, Ix, Node, Bypass);
                 {alone, Charge} ->
                     again(alone(Route, Ix, To, Message, Charge, How, Ticket),
                           Node, To, Message, How);
@@ -163,7 +174,18 @@ by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Ch
     end.
 
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
-again(Other, _, _, _, _) -> Other.
+again(Answer, Node, To, _, _) -> answer(Answer, Node, To).
+
+%% (A server may have to wait until what it has sent has arrived.)
+answer(ok, Node, To) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, bypass = Bypass} ->
+            trunkline_plain_reply:sent(To, ?LANE_OF(self(), Lanes), Node, Bypass);
+        none ->
+            ok
+    end;
+answer(Other, _, _) ->
+    Other.
 
 %% The same as hand_over/3, but the message does not travel in the lane, however small it is: a
 %% process of its own delivers it.
@@ -173,15 +195,15 @@ hand_over_apart(Node, To, Message) ->
     enter_by(fun(Route, Ix, Ticket) ->
                      Charge = trunkline_gate:charge(Message),
                      large(Route, Ix, Node, To, Message, Charge, How, Ticket)
-             end, Node, new).
+             end, Node, To, new).
 
 %% What offer/5 does, off the hot path: Enter tries to enter the calling process's lane.
-enter_by(Enter, Node, Ticket) ->
+enter_by(Enter, Node, To, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
             case Enter(Route, ?LANE_OF(self(), Lanes), Ticket) of
-                {again, Ticket1} -> enter_by(Enter, Node, Ticket1);
-                Answer -> Answer
+                {again, Ticket1} -> enter_by(Enter, Node, To, Ticket1);
+                Answer -> answer(Answer, Node, To)
             end;
         none ->
             direct
@@ -262,12 +284,12 @@ pack(#route{large = Large}, Message) ->
 -spec hand_over_packed(node(), trunkline_multicast:command(), Addressees :: pos_integer(),
                        packed(), how()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
-hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
-    case may_connect(Node, Connect) of
+hand_over_packed(Node, To, Addressees, Packed, {Patience, Connect} = How) ->
+    case may_send(Node, To, Patience, Connect) of
         true -> enter_by(fun(Route, Ix, Ticket) ->
                                  enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket)
-                         end, Node, new);
-        false -> noconnect
+                         end, Node, To, new);
+        Not -> Not
     end.
 
 %% What it is charged for that many addressees.
@@ -288,10 +310,22 @@ enter_packed(Route, Ix, To, Addressees, {parcel, Parcel, _} = Packed, How, Ticke
 refused(Route, Ix, Full, Charge, {Patience, _}, Ticket) ->
     trunkline_refused:retry(Route, Ix, Full, Charge, Patience, Ticket).
 
+%% The calling process does not wait for the reply to that request any more.
+-spec cancel(node(), trunkline_command:server(), trunkline_command:caller()) -> ok.
+cancel(Node, Server, Caller) ->
+    case trunkline_route:lookup(Node) of
+        none -> ok;
+        Route -> force(Route, {{cancel, Server, Caller}, []}, self())
+    end.
+
 %% The alias of the lane that this process hands its messages to.
 -spec alias_of_lane(trunkline_route:route(), pid()) -> reference().
 alias_of_lane(#route{aliases = Aliases}, Pid) ->
     element(?LANE_OF(Pid, Aliases), Aliases).
+
+-spec lane_of(trunkline_route:route(), pid()) -> pid().
+lane_of(#route{lanes = Lanes}, Pid) ->
+    element(?LANE_OF(Pid, Lanes), Lanes).
 
 %% Hands over what must not wait, in whatever state the lanes are, as if Sender
 %% had sent it.

@@ -47,7 +47,8 @@
 %% `resume': a session may outlive its connection.
 %% `turn': inlets answer senders that ask for their turn (trunkline_in_turn), and the answer may
 %% become a lease.
--define(CAPABILITIES, [exit, inboxes, channels, resume, turn]).
+%% `reply': agents grant plain replies (trunkline_plain_reply).
+-define(CAPABILITIES, [exit, inboxes, channels, resume, turn, reply]).
 %% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 

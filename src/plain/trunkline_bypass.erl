@@ -23,6 +23,14 @@
 %% (is_quiet/2), or they take much memory (trunkline_shape). Whose mailbox may get them is in the
 %% tables of trunkline_mailboxes.
 %%
+%% Plain replies (trunkline_plain_reply) have these words:
+%%
+%%     long       by how many more replies of a server were long than were not, for its callers: by
+%%                the hash of the server
+%%     watched    servers of a lane that are watched
+%%     said       how often such servers have sent something: by the hash of the server
+%%     owed       plain replies, of a lane, and by the hash of who owes them, and to whom
+%%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on
 %% these senders any more, but something has to follow the messages that they may have sent
@@ -37,13 +45,17 @@
 
 -export([new/1, may/4, start/4, started/2, sampled/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3, is_late/2, not_answered/2]).
+-export([are_long/2, weighed/4]).
+-export([is_idle/3, watch/3, is_watched/2, say/1, said/2, owe/4, may_owe/2]).
 -export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
--export([must_follow/1, followed/1]).
+-export([must_follow/1, followed/1, are_owed/1]).
 
--export_type([bypass/0, past/0]).
+-export_type([bypass/0, past/0, debt/0]).
 
 -opaque bypass() :: atomics:atomics_ref().
+%% A plain reply, of that server to anybody, or to a caller with that pid or name.
+-type debt() :: pid() | {Server :: pid(), pid() | atom()}.
 -record(past,
         {ix :: pos_integer(),
          bypass :: bypass(),
@@ -64,14 +76,22 @@
 %% 8 kB. While a thousand servers owe replies, most processes have to ask.
 -define(MARKS, 1024).
 -define(MARK(Pid), (erlang:phash2(Pid, ?MARKS) + 1)).
+%% 2 kB each. (One hash may have several servers: then some wait, or say something, for others.)
+-define(SERVERS, 256).
+-define(SAID(Server), (?MARKS + erlang:phash2(Server, ?SERVERS) + 1)).
+-define(OWED_BY(Debt), (?MARKS + ?SERVERS + erlang:phash2(Debt, ?SERVERS) + 1)).
 %% Each lane has a cache line.
--define(IDLE(Ix), (?MARKS + 16 * (Ix))).
--define(TICKS(Ix), (?MARKS + 16 * (Ix) + 1)).
--define(STARTED(Ix), (?MARKS + 16 * (Ix) + 2)).
--define(SENT(Ix), (?MARKS + 16 * (Ix) + 3)).
--define(QUIET(Ix), (?MARKS + 16 * (Ix) + 4)).
--define(WINDOW(Ix), (?MARKS + 16 * (Ix) + 5)).
--define(LATE(Ix), (?MARKS + 16 * (Ix) + 6)).
+-define(LONG(Server), (?MARKS + 2 * ?SERVERS + erlang:phash2(Server, ?SERVERS) + 1)).
+-define(LANE(Ix), (?MARKS + 3 * ?SERVERS + 16 * (Ix))).
+-define(IDLE(Ix), ?LANE(Ix)).
+-define(TICKS(Ix), (?LANE(Ix) + 1)).
+-define(STARTED(Ix), (?LANE(Ix) + 2)).
+-define(SENT(Ix), (?LANE(Ix) + 3)).
+-define(QUIET(Ix), (?LANE(Ix) + 4)).
+-define(WINDOW(Ix), (?LANE(Ix) + 5)).
+-define(LATE(Ix), (?LANE(Ix) + 6)).
+-define(WATCHED(Ix), (?LANE(Ix) + 7)).
+-define(OWED(Ix), (?LANE(Ix) + 8)).
 
 %% Messages of one lane in a second. (With more, its batches cost less than messages that go one by
 %% one. That does not depend on how many lanes there are. Measured with `thin traffic' of
@@ -81,11 +101,14 @@
 -define(WINDOW_BITS, 5).
 -define(FEW_IN_WINDOW, (?FEW * (1 bsl ?WINDOW_BITS) div 1000)).
 -define(SAMPLE, 16).
+%% Of the replies of a server.
+-define(LONG_FROM, 4).
+-define(LONG_MOST, 16).
 %% The shared word has the number of the window, and how many there were.
 -define(COUNT_BITS, 16).
 
 -spec new(Lanes :: pos_integer()) -> bypass().
-new(Lanes) -> atomics:new(?LATE(Lanes), [{signed, true}]).
+new(Lanes) -> atomics:new(?OWED(Lanes), [{signed, true}]).
 
 %% --- for a sender whose lane is Ix ------------------------------------------------
 
@@ -137,6 +160,34 @@ is_late(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 1.
 -spec not_answered(Ix :: pos_integer(), bypass()) -> ok.
 not_answered(Ix, Bypass) -> atomics:put(Bypass, ?LATE(Ix), 1).
 
+%% Whether a server of that lane is watched. Asked when a message is in the lane: if not, the
+%% message is ahead of the agent's question.
+-spec is_watched(Ix :: pos_integer(), bypass()) -> boolean().
+is_watched(Ix, Bypass) -> atomics:get(Bypass, ?WATCHED(Ix)) =/= 0.
+
+%% The calling process has sent something.
+-spec say(bypass()) -> ok.
+say(Bypass) -> atomics:add(Bypass, ?SAID(self()), 1).
+
+%% Whether that may be owed. (What the server has said keeps agents from granting more.)
+-spec may_owe(debt(), bypass()) -> boolean().
+may_owe(Debt, Bypass) -> atomics:get(Bypass, ?OWED_BY(Debt)) =/= 0.
+
+%% Whether replies of that server are long.
+-spec are_long(Server :: pid() | atom(), bypass()) -> boolean().
+are_long(Server, Bypass) -> atomics:get(Bypass, ?LONG(Server)) >= ?LONG_FROM.
+
+%% N more replies of that server were long, or were not. (If two callers say so at the same time,
+%% one of them may not count.)
+-spec weighed(Server :: pid() | atom(), IsLong :: boolean(), N :: pos_integer(), bypass()) -> ok.
+weighed(Server, IsLong, N, Bypass) ->
+    Word = ?LONG(Server),
+    Before = atomics:get(Bypass, Word),
+    atomics:put(Bypass, Word, case IsLong of
+                                  true -> min(?LONG_MOST, Before + N);
+                                  false -> max(0, Before - N)
+                              end).
+
 %% Measures one of sixteen messages, which stands for all of them.
 -spec sampled(Message :: term(), Ix :: pos_integer(), bypass()) -> trunkline_gate:charge().
 sampled(Message, Ix, Bypass) ->
@@ -162,6 +213,25 @@ cancel(Ix, Bypass) -> atomics:sub(Bypass, ?STARTED(Ix), 1).
 %% (-1). By then its replies have left the lane.
 -spec called(pid(), 1 | -1, bypass()) -> ok.
 called(Server, N, Bypass) -> atomics:add(Bypass, ?MARK(Server), N).
+
+%% Whether all has arrived that was sent by that lane, but for replies that are in its mailbox.
+-spec is_idle(trunkline_gate:gate(), Ix :: pos_integer(), bypass()) -> boolean().
+is_idle(Gate, Ix, Bypass) ->
+    trunkline_gate:fill(Gate, Ix) =:= 0 andalso atomics:get(Bypass, ?IDLE(Ix)) =:= 1.
+
+%% One more server of that lane is watched (1), or one less (-1).
+-spec watch(1 | -1, Ix :: pos_integer(), bypass()) -> ok.
+watch(N, Ix, Bypass) -> atomics:add(Bypass, ?WATCHED(Ix), N).
+
+%% Another number, if the server has said something since.
+-spec said(Server :: pid(), bypass()) -> integer().
+said(Server, Bypass) -> atomics:get(Bypass, ?SAID(Server)).
+
+%% A server of that lane owes one more plain reply (1), or one less (-1).
+-spec owe(1 | -1, Ix :: pos_integer(), [debt()], bypass()) -> ok.
+owe(N, Ix, Debts, Bypass) ->
+    ok = lists:foreach(fun(Debt) -> atomics:add(Bypass, ?OWED_BY(Debt), N) end, Debts),
+    atomics:add(Bypass, ?OWED(Ix), N).
 
 %% --- for lane Ix ------------------------------------------------------------------
 
@@ -243,6 +313,10 @@ reported(Past) -> Past#past{unreported = 0}.
 %% already. News of its end must not overtake that message.)
 -spec must_follow(past()) -> boolean().
 must_follow(#past{unreported = N, follow = Follow}) -> N > 0 orelse Follow.
+
+%% Whether plain replies are owed. So must any batch then.
+-spec are_owed(past()) -> boolean().
+are_owed(#past{ix = Ix, bypass = Bypass}) -> atomics:get(Bypass, ?OWED(Ix)) =/= 0.
 
 %% A batch goes by the distribution.
 -spec followed(past()) -> past().

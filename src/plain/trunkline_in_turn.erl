@@ -60,9 +60,10 @@
 
 -export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
 -export([is_near/1, are_terms_suited/2]).
--export([send/7, send_heavy/4, start_short/4, send_short/5, sent_direct/1]).
+-export([send/7, send_heavy/4, start_short/4, send_short/5, sent_direct/1, sent_for/3]).
+-export([ask_whether_arrived/2, have_arrived/3]).
 -export([send_for_lane/6]).
--export([await/2, answer/5, noproc/2, not_used/1]).
+-export([await/1, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -127,7 +128,8 @@ is_near(Stats) -> not trunkline_connection:is_far(Stats).
 -spec send(trunkline_route:route(), Ix :: pos_integer(), node(), addressee(), term(),
            trunkline_shape:size(), trunkline_deadline:deadline()) ->
           ok | no.
-send(Route, Ix, Node, To, Message, Size, Deadline) ->
+send(Route, Ix, Node, To0, Message, Size, Deadline) ->
+    To = trunkline_command:by_lane(To0),
     Charge = trunkline_shape:charge(Size),
     case is_long(To, Size)
         andalso turn(trunkline_shape:kind(Size, Message), To, Node, Ix, Size, Route) of
@@ -291,15 +293,31 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
 %% Whether that lane says that everything has been delivered that the calling process has sent. (It
 %% does not matter to whom: the caller waits for an outcome. There is no timeout: a second question
 %% would be behind what is in the lane by then.)
--spec await(Lane :: pid(), trunkline_command:caller()) -> boolean().
-await(Lane, Caller) ->
-    case question(Lane, {reply, Caller}, fun(Ref) -> {not_sent, Ref} end, infinity) of
+-spec await(Lane :: pid()) -> boolean().
+await(Lane) ->
+    case question(Lane, {reply, make_ref()}, fun(Ref) -> {not_sent, Ref} end, infinity) of
         {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
             Lane ! {not_sent, Ref},
             true;
         _ ->
             false
     end.
+
+%% The same for the calling process, an inlet, about what another process has sent. It does not
+%% wait: it gets {Question, Answer}, if there is an answer.
+-spec ask_whether_arrived(Lane :: pid(), Sender :: pid()) -> Question :: reference().
+ask_whether_arrived(Lane, Sender) ->
+    Question = alias([reply]),
+    Lane ! {ask, Question, Sender, {reply, make_ref()}},
+    Question.
+
+%% Whether that answer says so.
+-spec have_arrived(Lane :: pid(), Question :: reference(), answer() | no) -> boolean().
+have_arrived(_, _, no) ->
+    false;
+have_arrived(Lane, Question, _) ->
+    Lane ! {not_sent, Question},
+    true.
 
 question(Lane, To, GiveUp, Timeout) ->
     trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end, GiveUp, Timeout).
@@ -323,18 +341,22 @@ options(Size, Deadline) ->
 -spec sent_direct(node()) -> ok.
 sent_direct(Node) ->
     case trunkline_route:lookup(Node) of
-        #route{gate = Gate, lanes = Lanes, bypass = Bypass} = Route ->
+        #route{gate = Gate} = Route ->
             case trunkline_gate:path(Gate) =:= lanes andalso trunkline_peers:takes_turns(Node) of
-                true ->
-                    Ix = ?LANE_OF(self(), Lanes),
-                    ok = trunkline_bypass:started(Ix, Bypass),
-                    bypassed(Route, Ix, Node, 0);
+                true -> sent_for(self(), Node, Route);
                 false ->
                     ok
             end;
         none ->
             ok
     end.
+
+%% The same for what that process has sent.
+-spec sent_for(pid(), node(), trunkline_route:route()) -> ok.
+sent_for(Sender, Node, #route{lanes = Lanes, bypass = Bypass} = Route) ->
+    Ix = ?LANE_OF(Sender, Lanes),
+    ok = trunkline_bypass:started(Ix, Bypass),
+    bypassed(Route, Ix, Node, 0).
 
 bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Ix, Node, Charge) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),

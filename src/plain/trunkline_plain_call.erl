@@ -94,20 +94,19 @@ may_end_with(Outcome, Node) ->
 is_suited(Size, Message, #route{large = Large}) ->
     trunkline_shape:charge(Size) < Large orelse trunkline_shape:kind(Size, Message) =:= terms.
 
-%% Waits until everything has been delivered that the calling process has sent to the node of that
-%% caller, or is lost.
--spec await_delivery(trunkline_command:caller()) -> ok.
-await_delivery(Caller) ->
-    Node = node(Caller),
+%% Waits until everything has been delivered that the calling process has sent to that node, or is
+%% lost.
+-spec await_delivery(node()) -> ok.
+await_delivery(Node) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
             Ix = ?LANE_OF(self(), Lanes),
             case trunkline_bypass:may(Gate, Ix, 0, Bypass)
                 orelse lists:member(trunkline_gate:path(Gate), [direct, down])
-                orelse trunkline_in_turn:await(element(Ix, Lanes), Caller)
+                orelse trunkline_in_turn:await(element(Ix, Lanes))
                 orelse not trunkline_peers:takes_turns(Node) of
                 true -> ok;
-                false -> receive after ?AGAIN -> await_delivery(Caller) end
+                false -> receive after ?AGAIN -> await_delivery(Node) end
             end;
         none ->
             ok

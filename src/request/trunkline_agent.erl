@@ -34,15 +34,19 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([new/1, step/3, called/2, tick/1, lease_over/3, address/2, delivered/1, broken/3,
-         answered/2, unannounced/2, executed_by/3, monitored_ended/5, down/3, server_ended/3,
-         sweep/1, ended/1]).
+-export([new/1, step/3, called/2, arrived/3, look/1, tick/1, lease_over/3, address/2,
+         delivered/1, broken/3, answered/2, unannounced/2, executed_by/3, monitored_ended/5, down/3,
+         server_ended/3, sweep/1, ended/1]).
 -export([is_awaited/1]).
 
 -export_type([agent/0]).
 
 -dialyzer({no_improper_lists, [address/2]}).
 
+%% Whether the reply goes by lane, to a caller that waits for it or that may not, or by plain
+%% distribution to one that watches that inlet. Or the request was announced by a caller that has a
+%% lease, and may be killed before it has sent it.
+-type way() :: by_lane | not_awaited | {plain, trunkline_command:watching()} | announced.
 %% Two seconds at least.
 -define(LEASED, 3).
 -record(server,
@@ -51,12 +55,14 @@
          %% Ticks in which a caller may use a lease (trunkline_lease). A reference: none may any
          %% more, but the server's lane may still have news of a request.
          leased = 0 :: 0..?LEASED | reference(),
-         %% Those that wait for a reply. One that has announced a request, because it has a lease,
-         %% may be killed before it has sent it: it is there with its pid.
-         callers = #{} :: #{trunkline_command:caller() => [] | pid()}}).
+         plain = trunkline_plain_reply:new() :: trunkline_plain_reply:server(),
+         %% Those that wait for a reply.
+         callers = #{} :: #{trunkline_command:caller() => {way(), Caller :: pid()}}}).
 -record(agent,
         {route :: trunkline_route:route(),
          servers = #{} :: #{pid() => #server{}},
+         %% About which servers lanes have been asked.
+         asked = #{} :: #{trunkline_plain_reply:question() => Server :: pid()},
          executors = #{} :: #{pid() => trunkline_command:caller()},
          %% {caller's reference, monitor}
          monitors = none :: none | ets:table()}).
@@ -127,15 +133,23 @@ leased(_, Agent) ->
 -spec called(trunkline_command:command(), agent()) -> agent().
 called(Request, Agent) ->
     {Server, Pid, Caller, _} = trunkline_command:request(Request),
-    {_, _, #agent{servers = Servers} = Agent1} = address(Request, Agent),
+    {_, _, #agent{servers = Servers} = Agent1} = address({call, Server, Pid, Caller}, Agent),
     #{Server := #server{callers = Callers} = Known} = Servers,
-    Agent1#agent{servers = Servers#{Server := Known#server{leased = ?LEASED,
-                                                           callers = Callers#{Caller := Pid}}}}.
+    Known1 = not_plain(Server, Known#server{leased = ?LEASED,
+                                            callers = Callers#{Caller := {announced, Pid}}}, Agent),
+    Agent1#agent{servers = Servers#{Server := Known1}}.
 
 %% To be called once a second. Returns the requests that have been announced, and not answered, and
-%% whether there are leases.
+%% whether this must be called again.
 -spec tick(agent()) -> {[trunkline_command:command()], boolean(), agent()}.
-tick(#agent{servers = Servers} = Agent) ->
+tick(#agent{servers = Servers0, route = Route} = Agent) ->
+    Servers = maps:map(fun(Server, #server{plain = Plain} = Known) ->
+                               Plain1 = trunkline_plain_reply:tick(Server, Route, Plain),
+                               Known#server{plain = Plain1}
+                       end, Servers0),
+    Unanswered = [{call, Server, Pid, Caller}
+                  || {Server, #server{callers = Callers}} <- maps:to_list(Servers),
+                     {Caller, {announced, Pid}} <- maps:to_list(Callers)],
     Leased = maps:filter(fun(_, #server{leased = Ticks}) -> Ticks =/= 0 end, Servers),
     Left = maps:map(fun(Server, #server{leased = 1} = Known) ->
                             Ref = make_ref(),
@@ -146,10 +160,23 @@ tick(#agent{servers = Servers} = Agent) ->
                        (_, Known) ->
                             Known
                     end, Leased),
-    {[{call, Server, Pid, Caller}
-      || {Server, #server{callers = Callers}} <- maps:to_list(Leased),
-         {Caller, Pid} <- maps:to_list(Callers), is_pid(Pid)],
-     map_size(Left) > 0, Agent#agent{servers = maps:merge(Servers, Left)}}.
+    Agent1 = Agent#agent{servers = maps:merge(Servers, Left)},
+    OwesPlain = look(Agent1),
+    {Unanswered, OwesPlain orelse map_size(Left) > 0, Agent1}.
+
+%% Asks the inlets of callers that wait for plain replies whether they do. Returns whether there are
+%% any.
+-spec look(agent()) -> boolean().
+look(#agent{servers = Servers}) ->
+    Plain = [{Inlet, {Caller, Server, Pid}}
+             || {Server, #server{callers = Callers}} <- maps:to_list(Servers),
+                {Caller, {{plain, {Inlet, _}}, Pid}} <- maps:to_list(Callers)],
+    Ask = fun(Inlet, Requests) ->
+                  trunkline_process:send_connected(Inlet, {are_waiting, self(), Requests})
+          end,
+    ok = maps:foreach(Ask, maps:groups_from_list(fun({Inlet, _}) -> Inlet end,
+                                                 fun({_, Request}) -> Request end, Plain)),
+    Plain =/= [].
 
 %% This has come back from the server's lane, behind the news of all requests that were sent by a
 %% lease.
@@ -175,24 +202,28 @@ delivered(_) -> ok.
           {To :: pid() | reference(), trunkline_command:wrap(), agent()} | {nobody, agent()}.
 address(Command, Agent) when element(1, Command) =:= reply ->
     {element(2, Command), {reply, element(2, Command)}, Agent};
-address({call, Server, Pid, Caller}, Agent) ->
-    address({call, Server, Pid, Caller, '$gen_call'}, Agent);
-address({call, Server, Pid, Caller, Label}, #agent{servers = Servers, route = Route} = Agent)
-  when is_pid(Server) ->
-    #server{lane = Lane, callers = Callers} = Known =
-        case Servers of
-            #{Server := Before} -> Before;
-            #{} -> #server{monitor = monitor(process, Server),
-                           lane = trunkline_sender:alias_of_lane(Route, Server)}
-        end,
+address(Request, #agent{servers = Servers, route = Route} = Agent)
+  when element(1, Request) =:= call, is_pid(element(2, Request)) ->
+    {Server, Pid, Caller, Label} = trunkline_command:request(Request),
+    Known = case Servers of
+                #{Server := Before} -> Before;
+                #{} -> #server{monitor = monitor(process, Server),
+                               lane = trunkline_sender:alias_of_lane(Route, Server)}
+            end,
     owes_reply(Known) orelse mark(Server, 1, Agent),
-    Agent1 =
-        Agent#agent{servers = Servers#{Server => Known#server{callers = Callers#{Caller => []}}}},
-    {Server, {call, Label, {Pid, [[alias | Lane] | {Caller, {Pid, Server}, self()}]}}, Agent1};
-address({call, Name, Pid, Caller, Label}, Agent) ->
+    {Way, #server{callers = Callers} = Known1, Agent1} = way(Request, Known, Agent),
+    Known2 = Known1#server{callers = Callers#{Caller => {Way, Pid}}},
+    Alias = case Way of
+                {plain, _} -> Caller;
+                _ -> Known#server.lane
+            end,
+    {Server, {call, Label, {Pid, [[alias | Alias] | {Caller, {Pid, Server}, self()}]}},
+     Agent1#agent{servers = Servers#{Server => Known2}}};
+address(Request, Agent) when element(1, Request) =:= call ->
+    {Name, _, Caller, _} = trunkline_command:request(Request),
     case whereis(Name) of
         Server when is_pid(Server) ->
-            address({call, Server, Pid, Caller, Label}, Agent);
+            address(setelement(2, Request, Server), Agent);
         _ ->
             send({down, Name, Caller}, noproc, self(), Agent),
             {nobody, Agent}
@@ -236,6 +267,56 @@ address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
     {nobody, Agent};
 address({ended, Object, _, Ref}, Agent) ->
     {Ref, {down, Object, Ref}, Agent}.
+
+%% Which way the reply should go. (A plain one could overtake one by lane for which its caller does
+%% not wait. And a caller with a lease may have announced a request unseen.)
+way({call, _, _, _}, Known, Agent) ->
+    {by_lane, Known, Agent};
+way({call, Server, Pid, _, _, {_, Name} = Watching}, #server{plain = Plain} = Known,
+    #agent{asked = Asked, route = Route} = Agent) ->
+    case may_be_plain(Known) andalso
+        trunkline_plain_reply:request(Server, {Pid, Name}, Route, Plain) of
+        {plain, Plain1} ->
+            {{plain, Watching}, Known#server{plain = Plain1}, Agent};
+        {by_lane, Plain1} ->
+            {by_lane, Known#server{plain = Plain1}, Agent};
+        {{asked, Question}, Plain1} ->
+            {by_lane, Known#server{plain = Plain1},
+             Agent#agent{asked = Asked#{Question => Server}}};
+        false ->
+            {by_lane, Known, Agent}
+    end;
+way({call, Server, _, _, _}, Known, Agent) ->
+    {not_awaited, not_plain(Server, Known, Agent), Agent}.
+
+may_be_plain(#server{leased = Leased, callers = Callers}) ->
+    Leased =:= 0
+        andalso lists:all(fun({Way, _}) -> Way =/= not_awaited andalso Way =/= announced end,
+                          maps:values(Callers)).
+
+not_plain(Server, #server{plain = Plain} = Known, #agent{route = Route}) ->
+    Known#server{plain = trunkline_plain_reply:other_request(Server, Route, Plain)}.
+
+%% A lane has answered a question.
+-spec arrived(trunkline_plain_reply:question(), trunkline_in_turn:answer() | no, agent()) ->
+          agent().
+arrived(Question, Answer, #agent{servers = Servers, asked = Asked, route = Route} = Agent) ->
+    case maps:take(Question, Asked) of
+        {Server, Asked1} ->
+            Lane = trunkline_sender:lane_of(Route, Server),
+            HaveArrived = trunkline_in_turn:have_arrived(Lane, Question, Answer),
+            Agent1 = Agent#agent{asked = Asked1},
+            case Servers of
+                #{Server := #server{plain = Plain} = Known} ->
+                    Plain1 = trunkline_plain_reply:arrived(Question, HaveArrived, {Server, Route},
+                                                           Plain),
+                    Agent1#agent{servers = Servers#{Server := Known#server{plain = Plain1}}};
+                #{} ->
+                    Agent1
+            end;
+        error ->
+            Agent
+    end.
 
 add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
     add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
@@ -281,19 +362,37 @@ answered(Requests, Agent) ->
 -spec unannounced({trunkline_command:caller(), Server :: pid()}, agent()) -> agent().
 unannounced({Caller, Server} = Request, #agent{servers = Servers} = Agent) ->
     case Servers of
-        #{Server := #server{callers = #{Caller := Pid}}} when is_pid(Pid) -> settle(Request, Agent);
+        #{Server := #server{callers = #{Caller := {announced, _}}}} -> settle(Request, Agent);
         #{} -> Agent
     end.
 
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
-        #{Server := #server{callers = #{Caller := _} = Callers} = Known} ->
-            Known1 = Known#server{callers = maps:remove(Caller, Callers)},
+        #{Server := #server{callers = #{Caller := Waits} = Callers} = Known} ->
+            Known1 = settled(answered, Waits, Server,
+                             Known#server{callers = maps:remove(Caller, Callers)}, Agent),
             owes_reply(Known1) orelse mark(Server, -1, Agent),
             Agent#agent{servers = Servers#{Server := Known1}};
         #{} ->
             Agent
     end.
+
+settled(How, {{plain, {_, Name}}, Pid}, Server, #server{plain = Plain0} = Known,
+        #agent{route = Route}) ->
+    Plain = trunkline_plain_reply:settle(How, Server, {Pid, Name}, Route, Plain0),
+    Known#server{plain = Plain};
+settled(_, {not_awaited, _}, Server, Known, Agent) ->
+    not_plain(Server, Known, Agent);
+settled(_, _, _, Known, _) ->
+    Known.
+
+%% No reply comes any more.
+forget(Server, #server{callers = Callers} = Known, Agent) ->
+    _ = owes_reply(Known) andalso mark(Server, -1, Agent),
+    Known1 = maps:fold(fun(_, Waits, Known0) -> settled(ended, Waits, Server, Known0, Agent) end,
+                       Known, Callers),
+    _ = not_plain(Server, Known1, Agent),
+    ok.
 
 %% This process, which the agent monitors, is going to execute the command.
 -spec executed_by(pid(), trunkline_command:apply(), agent()) -> agent().
@@ -342,7 +441,7 @@ is_relayed(Server, Message, #agent{servers = Servers}) ->
 server_ended(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
         {#server{callers = Callers} = Known, Servers1} ->
-            _ = owes_reply(Known) andalso mark(Server, -1, Agent),
+            ok = forget(Server, Known, Agent),
             maps:foreach(fun(Caller, _) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
             Agent#agent{servers = Servers1};
@@ -354,9 +453,11 @@ server_ended(Server, Reason, #agent{servers = Servers} = Agent) ->
 %% is most often to the same server.) There are no leases.
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
-    Agent#agent{servers = maps:filter(fun(_, #server{monitor = Monitor, callers = Callers})
-                                                when map_size(Callers) =:= 0 ->
-                                              demonitor(Monitor), false;
+    Agent#agent{servers = maps:filter(fun(Server, #server{monitor = Monitor} = Known)
+                                                when map_size(Known#server.callers) =:= 0 ->
+                                              demonitor(Monitor),
+                                              ok = forget(Server, Known, Agent),
+                                              false;
                                          (_, _) ->
                                               true
                                       end, Servers)}.
@@ -364,8 +465,7 @@ sweep(#agent{servers = Servers} = Agent) ->
 %% The inlet ends. Who replies now replies to no caller.
 -spec ended(agent()) -> ok.
 ended(#agent{servers = Servers} = Agent) ->
-    maps:foreach(fun(Server, Known) -> owes_reply(Known) andalso mark(Server, -1, Agent) end,
-                 Servers).
+    maps:foreach(fun(Server, Known) -> forget(Server, Known, Agent) end, Servers).
 
 %% Or may owe one, for all that the agent knows.
 owes_reply(#server{callers = Callers, leased = Ticks}) -> Ticks =/= 0 orelse map_size(Callers) > 0.

@@ -44,6 +44,15 @@
 -define(IS_BY_LANE(Id), is_reference(element(1, Id)), is_atom(element(2, Id)), tuple_size(Id) =:= 3,
         (is_pid(element(3, Id)) orelse is_atom(element(3, Id)))).
 
+%% A reply that is short for certain.
+-define(IS_SHORT(Reply), (?IS_FLAT(Reply)
+                          orelse is_tuple(Reply) andalso tuple_size(Reply) =:= 2
+                          andalso ?IS_FLAT(element(2, Reply)))).
+-define(IS_FLAT(Term), (is_atom(Term) orelse is_number(Term) orelse is_pid(Term)
+                        orelse is_reference(Term) orelse Term =:= []
+                        orelse is_binary(Term) andalso not ?IS_LONG_BINARY(Term))).
+-define(IS_LONG_BINARY(Term), (byte_size(Term) >= 131_072)).
+
 %% Calls a gen_server or a gen_statem. An error becomes an exit, as in gen_server:call/3.
 -spec call(server_ref(), term(), timeout(), who()) -> term().
 call(ServerRef, Request, Timeout, Who) ->
@@ -93,11 +102,25 @@ call_lane(Node, Server, Label, Request, Deadline) ->
     case watch(Node, Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            case trunkline_sender:hand_over(Node, command(Server, Ref, Label), Request, Deadline,
-                                            connect) of
+            {Command, Weighed} =
+                trunkline_plain_reply:command(Node, Server, Ref, Label, Inlet),
+            case trunkline_sender:hand_over(Node, Command, Request, Deadline, connect) of
                 ok ->
                     receive
                         {[alias | Ref], Reply} ->
+                            _ = case Reply of
+                                    [_, _, _, _, _ | _] -> weigh(Node, Server, Reply, 1);
+                                    _ when ?IS_LONG_BINARY(Reply) -> weigh(Node, Server, Reply, 1);
+                                    _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
+                                    _ -> ok
+                                end,
+                            {reply, Reply};
+                        {[[alias | Ref] | _], Reply} ->          % plain
+                            _ = case Reply of
+                                    _ when ?IS_SHORT(Reply) -> weigh(Node, Server, Reply, 1);
+                                    _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
+                                    _ -> ok                      % no call: see command/5
+                                end,
                             {reply, Reply};
                         {[[alias | _] | {Ref, _, _}], Reply} ->  % sent by hand, to the pid
                             abandon({Ref, Node, Server}),
@@ -115,6 +138,8 @@ call_lane(Node, Server, Label, Request, Deadline) ->
         Refused ->
             refused(Refused)
     end.
+
+weigh(Node, Server, Reply, N) -> trunkline_plain_reply:weigh(Node, Server, Reply, N).
 
 refused(direct) -> direct;
 refused(unreachable) -> {error, noconnection};
@@ -149,7 +174,8 @@ send_request(ServerRef, Label, Request) ->
 request_at(Node, _, Process, Label, Request) when Node =:= node() ->
     plain(Process, Label, Request);
 request_at(Node, Server, Process, Label, Request) ->
-    case request(Node, fun(Ref) -> command(Server, Ref, Label) end, Request) of
+    Command = fun(Ref) -> trunkline_command:send_request(Server, Ref, Label) end,
+    case request(Node, Command, Request) of
         {ok, Ref} ->
             {Ref, Node, Server};
         direct ->
@@ -211,7 +237,8 @@ submit(direct, Ref, Node, Name, Request, _) ->
     ok = trunkline_in_turn:sent_direct(Node),
     {ok, Ref};
 submit(_, Ref, Node, Name, Request, Patience) ->
-    case trunkline_sender:hand_over(Node, command(Name, Ref, '$gen_call'), Request, Patience,
+    Command = trunkline_command:call(Name, Ref, '$gen_call'),
+    case trunkline_sender:hand_over(Node, Command, Request, Patience,
                                     connect) of
         ok -> {ok, {Ref, Node, Name}};
         Refused -> Refused
@@ -317,10 +344,7 @@ response({_, Reply}, Id) ->
 %% The caller does not want the reply any more, and the agent need not wait for it.
 abandon({Ref, Node, Server}) ->
     demonitor(Ref, [flush]),
-    case trunkline_route:lookup(Node) of
-        none -> ok;
-        Route -> trunkline_sender:force(Route, {{cancel, Server, Ref}, []}, self())
-    end;
+    trunkline_sender:cancel(Node, Server, Ref);
 abandon(Ref) ->
     demonitor(Ref, [flush]).
 
@@ -346,11 +370,9 @@ watch(Node, Patience) ->
                 Other -> Other
             end;
         Inlet ->
+            ok = trunkline_plain_reply:answered(Node),
             Inlet
     end.
-
-command(Server, Ref, '$gen_call') -> {call, Server, self(), Ref};
-command(Server, Ref, Label) -> {call, Server, self(), Ref, Label}.
 
 %% A 'DOWN' from the agent names the server, which is at another node. A 'DOWN' that names a local
 %% process is that of the inlet, and means that the session has ended.

@@ -1,0 +1,311 @@
+%% Long replies that go by plain distribution, from the server straight to the caller.
+%%
+%% A reply of an unchanged gen_server goes to a lane (trunkline_agent), which copies it. That costs
+%% a long one up to half of OTP's rate. So if most replies of a server are long, its callers ask for
+%% plain ones. If the agent can grant that, the server gets the caller's own alias:
+%%
+%%     caller                 agent                lane                 server
+%%       | ══ request, plain ══> |                    |                    |
+%%       |                       | watches the server |                    |
+%%       |                       | -- has all arrived that it has sent? -> |
+%%       | <═══════════════════════════ reply ═══════ | <--------- reply - |
+%%       |                       | <------------- yes |                    |
+%%       | ══ request, plain ══> |                    |                    |
+%%       |                       | has it sent more?  |                    |
+%%       |                       | -- request ---------------------------> |
+%%       | <─────────────────────────────────────────── the reply, by `!'  |
+%%       | ══ cancel ══════════> |                    |                    |
+%%
+%% The reply must not overtake what the server has sent to the caller before by lane. So it gets the
+%% alias only while all has arrived that it has ever sent to that node, but for replies to calls,
+%% which their callers have by now. When a server that is watched sends something it says so, by a
+%% shared word, and the agent grants nothing for a while. If the server owes the receiver a plain
+%% reply at that time, it waits until its message has arrived (trunkline_sender). That is rare,
+%% since the receiver waits for the reply.
+%%
+%% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
+%% by the distribution (trunkline_batches).
+%%
+%% Only a process that waits in a call asks for a plain reply. That it has the reply it tells with its
+%% next request. Until then, once a second, the agent asks the inlet that the caller has watched,
+%% which knows who waits.
+-module(trunkline_plain_reply).
+-moduledoc false.
+
+-include("../gate/trunkline_route.hrl").
+
+-export([command/5, weigh/4, answered/1, are_waiting/2]).
+-export([new/0, request/4, other_request/3, arrived/4, settle/5, tick/3, ended/3]).
+-export([sent/4, owes/2]).
+
+-export_type([caller/0, request/0, server/0, question/0]).
+
+%% A caller, with the name that it has.
+-type caller() :: {pid(), RegisteredName :: atom() | []}.
+-type request() :: {trunkline_command:caller(), Server :: pid(), Caller :: pid()}.
+
+%% In the process dictionary: the last request for a plain reply.
+-define(LAST(Node), {?MODULE, Node}).
+
+%% One of so many replies that come by lane is weighed, and one of so many that are plain.
+-define(SAMPLE, 8).
+-define(SAMPLE_PLAIN, 128).
+%% Seconds without plain replies after a server has sent something else.
+-define(SILENCE, 10).
+
+%% What an agent knows of a server.
+-record(server,
+        {%% Whether all has arrived that the server has sent: it is not watched; the lane has been
+         %% asked; it has; not before that second.
+         clean = no :: no | {asked, question()} | yes | {not_before, Second :: integer()},
+         %% What the shared word was when the lane was asked.
+         said = 0 :: integer(),
+         owed = 0 :: non_neg_integer(),         % plain replies
+         used = false :: boolean()}).           % since the last tick
+-opaque server() :: #server{}.
+%% An alias of the agent, for one answer of the lane.
+-type question() :: reference().
+
+%% --- for a caller -----------------------------------------------------------------
+
+%% The request of the calling process, which waits for the reply, and watches that inlet. And how
+%% many replies this one stands for, if it should be weighed. (To do anything with a long reply,
+%% even to call a function, may take a garbage collection that copies it. So few are weighed.)
+-spec command(node(), trunkline_command:server(), trunkline_command:caller(),
+              trunkline_command:label(), Inlet :: pid()) ->
+          {trunkline_command:command(), Weighed :: non_neg_integer()}.
+command(Node, Server, Caller, Label, Inlet) ->
+    Sample = erlang:phash2(Caller, ?SAMPLE_PLAIN),
+    case may_ask(Node, Server, Label) of
+        true ->
+            _ = put(?LAST(Node), {Server, Caller}),
+            {trunkline_command:call_plain(Server, Caller, Label, {Inlet, name()}),
+             case Sample of
+                 0 -> ?SAMPLE_PLAIN;
+                 _ -> 0
+             end};
+        false ->
+            {trunkline_command:call(Server, Caller, Label),
+             case Sample rem ?SAMPLE of
+                 0 -> ?SAMPLE;
+                 _ -> 0
+             end}
+    end.
+
+%% (What arrives in an off-heap mailbox may change places with what an inlet has delivered: see
+%% trunkline_lane.)
+may_ask(Node, Server, '$gen_call') ->
+    case trunkline_route:lookup(Node) of
+        #route{bypass = Bypass} ->
+            trunkline_bypass:are_long(Server, Bypass)
+                andalso process_info(self(), message_queue_data) =:= {message_queue_data, on_heap}
+                andalso trunkline_peers:can(Node, reply);
+        none ->
+            false
+    end;
+may_ask(_, _, _) ->
+    false.
+
+name() ->
+    case process_info(self(), registered_name) of
+        {registered_name, Name} -> Name;
+        [] -> []
+    end.
+
+%% The reply stands for so many of that server.
+-spec weigh(node(), trunkline_command:server(), Reply :: term(), pos_integer()) -> ok.
+weigh(Node, Server, Reply, N) ->
+    case trunkline_route:lookup(Node) of
+        #route{bypass = Bypass} ->
+            trunkline_bypass:weighed(Server, is_long(Reply), N, Bypass);
+        none ->
+            ok
+    end.
+
+%% (Shorter binaries gain by batches, and longer ones as large messages.)
+is_long(Binary) when byte_size(Binary) >= 131_072, byte_size(Binary) < 524_288 -> true;
+is_long(Reply) -> trunkline_shape:weight(Reply) =:= heavy.
+
+%% The calling process may wait for something else from now on. So it tells the agent that it has
+%% its last plain reply, which it could not tell when it got that.
+-spec answered(node()) -> ok.
+answered(Node) ->
+    case get(?LAST(Node)) of
+        {Server, Caller} ->
+            _ = erase(?LAST(Node)),
+            %% (A server that has replied by hand, to the pid, has left the monitor.)
+            true = demonitor(Caller),
+            trunkline_sender:cancel(Node, Server, Caller);
+        undefined ->
+            ok
+    end.
+
+%% The calling process is an inlet that callers watch while they wait. Tells the agent for which of
+%% these requests none waits.
+-spec are_waiting(Agent :: pid(), [request()]) -> ok.
+are_waiting(Agent, Requests) ->
+    {monitored_by, By} = process_info(self(), monitored_by),
+    Waiting = maps:from_keys(By, []),
+    case [{Caller, Server}
+          || {Caller, Server, Pid} <- Requests, not is_map_key(Pid, Waiting)] of
+        [] -> ok;
+        Answered -> trunkline_process:send_connected(Agent, {answered, Answered})
+    end.
+
+%% --- for the agent, of one server -------------------------------------------------
+
+-spec new() -> server().
+new() -> #server{}.
+
+%% A caller asks for a plain reply. `plain': the server may send one, and settle/5 must follow.
+%% `asked': arrived/4 will.
+-spec request(Server :: pid(), caller(), trunkline_route:route(), server()) ->
+          {plain | by_lane | {asked, question()}, server()}.
+request(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) ->
+    #route{lanes = Lanes, bypass = Bypass} = Route,
+    Ix = ?LANE_OF(Server, Lanes),
+    ok = trunkline_bypass:owe(1, Ix, debts(Server, Caller), Bypass),
+    case trunkline_bypass:said(Server, Bypass) of
+        Said ->
+            {plain, S#server{owed = Owed + 1, used = true}};
+        _ ->
+            ok = trunkline_bypass:owe(-1, Ix, debts(Server, Caller), Bypass),
+            {by_lane, silence(Server, Route, S)}
+    end;
+request(Server, Caller, Route, #server{clean = no} = S) ->
+    case trunkline_in_turn:is_near(Route#route.stats)
+        andalso not trunkline_bounded:may_be(Server) of
+        true -> watch(Server, Caller, Route, S);
+        false -> {by_lane, S}
+    end;
+request(Server, Caller, Route, #server{clean = {not_before, Second}} = S) ->
+    case erlang:monotonic_time(second) < Second of
+        true -> {by_lane, S};
+        false -> request(Server, Caller, Route, S#server{clean = no})
+    end;
+request(_, _, _, S) ->
+    {by_lane, S}.
+
+%% (If the lane is idle, all has arrived.)
+watch(Server, Caller, #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route, S) ->
+    Ix = ?LANE_OF(Server, Lanes),
+    _ = is_any(S) orelse trunkline_bypass:watch(1, Ix, Bypass),
+    S1 = S#server{said = trunkline_bypass:said(Server, Bypass), used = true},
+    case trunkline_bypass:is_idle(Gate, Ix, Bypass) of
+        true ->
+            request(Server, Caller, Route, S1#server{clean = yes});
+        false ->
+            Question = trunkline_in_turn:ask_whether_arrived(element(Ix, Lanes), Server),
+            {{asked, Question}, S1#server{clean = {asked, Question}}}
+    end.
+
+%% The lane has answered. From here on the server's messages to that node have arrived, unless it
+%% has said something since.
+-spec arrived(question(), boolean(), {Server :: pid(), trunkline_route:route()}, server()) ->
+          server().
+arrived(Question, HaveArrived, {Server, Route}, #server{clean = {asked, Question}} = S) ->
+    case HaveArrived of
+        true -> S#server{clean = yes};
+        false -> silence(Server, Route, S)
+    end;
+arrived(_, _, _, S) ->
+    S.
+
+silence(Server, Route, S) ->
+    Second = erlang:monotonic_time(second) + ?SILENCE,
+    unwatched(Server, Route, S, S#server{clean = {not_before, Second}}).
+
+%% A request has come whose caller may not wait for the reply, or that reply has left the lane. A
+%% plain one could overtake it.
+-spec other_request(Server :: pid(), trunkline_route:route(), server()) -> server().
+other_request(Server, Route, #server{clean = Clean} = S) ->
+    case is_watched(Clean) of
+        true -> unwatched(Server, Route, S, S#server{clean = no});
+        false -> S
+    end.
+
+%% The caller has a plain reply, or does not wait for it any more. Or the server has `ended': its
+%% last message may be the reply, and news of the end must not overtake that.
+-spec settle(answered | ended, Server :: pid(), caller(), trunkline_route:route(), server()) ->
+          server().
+settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
+    #route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route,
+    Ix = ?LANE_OF(Server, Lanes),
+    ok = case How of
+             answered -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1);
+             ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route)
+         end,
+    ok = trunkline_bypass:owe(-1, Ix, debts(Server, Caller), Bypass),
+    unwatched(Server, Route, S, S#server{owed = Owed - 1}).
+
+%% To whom the server may owe something, as it sees them (owes/2).
+debts(Server, {Pid, []}) -> [Server, {Server, Pid}];
+debts(Server, {Pid, Name}) -> [Server, {Server, Pid}, {Server, Name}].
+
+%% To be called once a second. A server that owes nothing, and has had no such request since, is not
+%% watched any more.
+-spec tick(Server :: pid(), trunkline_route:route(), server()) -> server().
+tick(Server, Route, #server{used = false} = S) -> other_request(Server, Route, S);
+tick(_, _, S) -> S#server{used = false}.
+
+%% The agent forgets the server, which owes nothing.
+-spec ended(Server :: pid(), trunkline_route:route(), server()) -> ok.
+ended(Server, Route, S) ->
+    _ = other_request(Server, Route, S),
+    ok.
+
+is_watched(yes) -> true;
+is_watched({asked, _}) -> true;
+is_watched(_) -> false.
+
+unwatched(Server, #route{lanes = Lanes, bypass = Bypass}, Before, S) ->
+    case {is_any(Before), is_any(S)} of
+        {true, false} -> trunkline_bypass:watch(-1, ?LANE_OF(Server, Lanes), Bypass), S;
+        _ -> S
+    end.
+
+is_any(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watched(Clean).
+
+%% --- for the server ---------------------------------------------------------------
+
+%% The calling process has handed a message for that node to its lane. If the process owes the
+%% receiver a plain reply, waits until the message has arrived.
+-spec sent(trunkline_lane:to(), Ix :: pos_integer(), node(), trunkline_bypass:bypass()) -> ok.
+sent(To, Ix, Node, Bypass) ->
+    case trunkline_bypass:is_watched(Ix, Bypass) of
+        false ->
+            ok;
+        true ->
+            ok = trunkline_bypass:say(Bypass),
+            case may_owe(receiver(To), Bypass) of
+                true -> trunkline_plain_call:await_delivery(Node), look(Node);
+                false -> ok
+            end
+    end.
+
+%% The caller may have the reply, though its agent does not know yet.
+look(Node) ->
+    case trunkline_peers:session(Node) of
+        none -> ok;
+        Inlets -> lists:foreach(fun(Inlet) -> Inlet ! look end, tuple_to_list(Inlets))
+    end.
+
+%% Whether the calling process would have to wait when it has sent that.
+-spec owes(trunkline_lane:to(), node()) -> boolean().
+owes(To, Node) ->
+    case trunkline_route:lookup(Node) of
+        #route{lanes = Lanes, bypass = Bypass} ->
+            trunkline_bypass:is_watched(?LANE_OF(self(), Lanes), Bypass)
+                andalso may_owe(receiver(To), Bypass);
+        none ->
+            false
+    end.
+
+may_owe(unknown, Bypass) -> trunkline_bypass:may_owe(self(), Bypass);
+may_owe({name, Name}, Bypass) -> trunkline_bypass:may_owe({self(), Name}, Bypass);
+may_owe(Pid, Bypass) -> trunkline_bypass:may_owe({self(), Pid}, Bypass).
+
+receiver(To) when is_pid(To) -> To;
+receiver(To) when is_atom(To) -> {name, To};
+receiver(To) when is_reference(To) -> unknown;
+receiver(Command) -> trunkline_command:receiver(Command).
