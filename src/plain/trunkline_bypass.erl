@@ -28,7 +28,8 @@
 %%     long       by how many more replies of a server were long than were not, for its callers: by
 %%                the hash of the server
 %%     watched    servers of a lane that are watched
-%%     said       how often such servers have sent something: by the hash of the server
+%%     said       how often such servers have sent something, and how often one of them has waited
+%%                then: by the hash of the server
 %%     owed       plain replies, of a lane, and by the hash of who owes them, and to whom
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
@@ -46,7 +47,7 @@
 -export([new/1, may/4, start/4, started/2, sampled/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3, is_late/2, not_answered/2]).
 -export([are_long/2, weighed/4]).
--export([is_idle/3, watch/3, is_watched/2, say/1, said/2, owe/4, may_owe/2]).
+-export([is_idle/3, watch/3, is_watched/2, say/1, wait/1, said/2, has_waited/2, owe/4, may_owe/2]).
 -export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
 -export([must_follow/1, followed/1, are_owed/1]).
@@ -101,6 +102,8 @@
 -define(WINDOW_BITS, 5).
 -define(FEW_IN_WINDOW, (?FEW * (1 bsl ?WINDOW_BITS) div 1000)).
 -define(SAMPLE, 16).
+%% More than a server says while its agent does not look.
+-define(WAITED, (1 bsl 32)).
 %% Of the replies of a server.
 -define(LONG_FROM, 4).
 -define(LONG_MOST, 16).
@@ -169,6 +172,10 @@ is_watched(Ix, Bypass) -> atomics:get(Bypass, ?WATCHED(Ix)) =/= 0.
 -spec say(bypass()) -> ok.
 say(Bypass) -> atomics:add(Bypass, ?SAID(self()), 1).
 
+%% And it waits.
+-spec wait(bypass()) -> ok.
+wait(Bypass) -> atomics:add(Bypass, ?SAID(self()), ?WAITED).
+
 %% Whether that may be owed. (What the server has said keeps agents from granting more.)
 -spec may_owe(debt(), bypass()) -> boolean().
 may_owe(Debt, Bypass) -> atomics:get(Bypass, ?OWED_BY(Debt)) =/= 0.
@@ -226,6 +233,10 @@ watch(N, Ix, Bypass) -> atomics:add(Bypass, ?WATCHED(Ix), N).
 %% Another number, if the server has said something since.
 -spec said(Server :: pid(), bypass()) -> integer().
 said(Server, Bypass) -> atomics:get(Bypass, ?SAID(Server)).
+
+%% Whether it has waited between these two.
+-spec has_waited(integer(), integer()) -> boolean().
+has_waited(Before, Now) -> Now - Before >= ?WAITED.
 
 %% A server of that lane owes one more plain reply (1), or one less (-1).
 -spec owe(1 | -1, Ix :: pos_integer(), [debt()], bypass()) -> ok.

@@ -19,9 +19,9 @@
 %% The reply must not overtake what the server has sent to the caller before by lane. So it gets the
 %% alias only while all has arrived that it has ever sent to that node, but for replies to calls,
 %% which their callers have by now. When a server that is watched sends something it says so, by a
-%% shared word, and the agent grants nothing for a while. If the server owes the receiver a plain
-%% reply at that time, it waits until its message has arrived (trunkline_sender). That is rare,
-%% since the receiver waits for the reply.
+%% shared word, and the agent has to ask again. If the server owes the receiver a plain reply at that
+%% time, it waits until its message has arrived (trunkline_sender). That is rare, since the receiver
+%% waits for the reply. So that it is, the server is left alone for a while then.
 %%
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
 %% by the distribution (trunkline_batches).
@@ -50,15 +50,19 @@
 %% One of so many replies that come by lane is weighed, and one of so many that are plain.
 -define(SAMPLE, 8).
 -define(SAMPLE_PLAIN, 128).
-%% Seconds without plain replies after a server has sent something else.
+%% Seconds without plain replies after a server has waited; and after it has sent something else,
+%% unless its lane is idle.
 -define(SILENCE, 10).
+-define(PAUSE, 1).
 
 %% What an agent knows of a server.
 -record(server,
-        {%% Whether all has arrived that the server has sent: it is not watched; the lane has been
-         %% asked; it has; not before that second.
-         clean = no :: no | {asked, question()} | yes | {not_before, Second :: integer()},
-         %% What the shared word was when the lane was asked.
+        {%% Whether all has arrived that the server has sent: not known; the lane has been asked; it
+         %% has; it has sent something since, and the lane is not asked before that second. Or it
+         %% is left alone until then.
+         clean = no :: no | {asked, question()} | yes | {has_said, Second :: integer()}
+                     | {not_before, Second :: integer()},
+         %% What the shared word was at that time.
          said = 0 :: integer(),
          owed = 0 :: non_neg_integer(),         % plain replies
          used = false :: boolean()}).           % since the last tick
@@ -170,24 +174,30 @@ request(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = 
             {plain, S#server{owed = Owed + 1, used = true}};
         _ ->
             ok = trunkline_bypass:owe(-1, Ix, debts(Server, Caller), Bypass),
-            {by_lane, silence(Server, Route, S)}
+            request(Server, Caller, Route, S#server{clean = {has_said, now_s() + ?PAUSE}})
+    end;
+request(Server, Caller, Route, #server{clean = {has_said, Second}, said = Before} = S) ->
+    case trunkline_bypass:has_waited(Before, trunkline_bypass:said(Server, Route#route.bypass)) of
+        true -> {by_lane, silence(Server, Route, S)};
+        false -> watch(Server, Caller, Route, Second, S)
     end;
 request(Server, Caller, Route, #server{clean = no} = S) ->
     case trunkline_in_turn:is_near(Route#route.stats)
         andalso not trunkline_bounded:may_be(Server) of
-        true -> watch(Server, Caller, Route, S);
+        true -> watch(Server, Caller, Route, now_s(), S);
         false -> {by_lane, S}
     end;
 request(Server, Caller, Route, #server{clean = {not_before, Second}} = S) ->
-    case erlang:monotonic_time(second) < Second of
+    case now_s() < Second of
         true -> {by_lane, S};
         false -> request(Server, Caller, Route, S#server{clean = no})
     end;
-request(_, _, _, S) ->
+request(_, _, _, #server{clean = {asked, _}} = S) ->
     {by_lane, S}.
 
-%% (If the lane is idle, all has arrived.)
-watch(Server, Caller, #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route, S) ->
+%% If the lane is idle, all has arrived. If not, it is not asked before that second.
+watch(Server, Caller, Route, Second, S) ->
+    #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
     _ = is_any(S) orelse trunkline_bypass:watch(1, Ix, Bypass),
     S1 = S#server{said = trunkline_bypass:said(Server, Bypass), used = true},
@@ -195,9 +205,16 @@ watch(Server, Caller, #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Rout
         true ->
             request(Server, Caller, Route, S1#server{clean = yes});
         false ->
-            Question = trunkline_in_turn:ask_whether_arrived(element(Ix, Lanes), Server),
-            {{asked, Question}, S1#server{clean = {asked, Question}}}
+            case now_s() < Second of
+                true ->
+                    {by_lane, S1#server{clean = {has_said, Second}}};
+                false ->
+                    Question = trunkline_in_turn:ask_whether_arrived(element(Ix, Lanes), Server),
+                    {{asked, Question}, S1#server{clean = {asked, Question}}}
+            end
     end.
+
+now_s() -> erlang:monotonic_time(second).
 
 %% The lane has answered. From here on the server's messages to that node have arrived, unless it
 %% has said something since.
@@ -212,8 +229,7 @@ arrived(_, _, _, S) ->
     S.
 
 silence(Server, Route, S) ->
-    Second = erlang:monotonic_time(second) + ?SILENCE,
-    unwatched(Server, Route, S, S#server{clean = {not_before, Second}}).
+    unwatched(Server, Route, S, S#server{clean = {not_before, now_s() + ?SILENCE}}).
 
 %% A request has come whose caller may not wait for the reply, or that reply has left the lane. A
 %% plain one could overtake it.
@@ -256,6 +272,7 @@ ended(Server, Route, S) ->
 
 is_watched(yes) -> true;
 is_watched({asked, _}) -> true;
+is_watched({has_said, _}) -> true;
 is_watched(_) -> false.
 
 unwatched(Server, #route{lanes = Lanes, bypass = Bypass}, Before, S) ->
@@ -278,8 +295,12 @@ sent(To, Ix, Node, Bypass) ->
         true ->
             ok = trunkline_bypass:say(Bypass),
             case may_owe(receiver(To), Bypass) of
-                true -> trunkline_plain_call:await_delivery(Node), look(Node);
-                false -> ok
+                true ->
+                    ok = trunkline_bypass:wait(Bypass),
+                    ok = trunkline_plain_call:await_delivery(Node),
+                    look(Node);
+                false ->
+                    ok
             end
     end.
 
