@@ -19,16 +19,16 @@
 %% The reply must not overtake what the server has sent to the caller before by lane. So it gets the
 %% alias only while all has arrived that it has ever sent to that node, but for replies to calls,
 %% which their callers have by now. When a server that is watched sends something it says so, by a
-%% shared word, and the agent has to ask again. If the server owes the receiver a plain reply at that
-%% time, it waits until its message has arrived (trunkline_sender). That is rare, since the receiver
-%% waits for the reply. So that it is, the server is left alone for a while then.
+%% shared word, and the agent has to ask again. If the server owes the receiver a plain reply at
+%% that time, it waits until its message has arrived (trunkline_sender). So that this is rare, it
+%% gives no plain replies for a while then.
 %%
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
 %% by the distribution (trunkline_batches).
 %%
-%% Only a process that waits in a call asks for a plain reply. That it has the reply it tells with its
-%% next request. Until then, once a second, the agent asks the inlet that the caller has watched,
-%% which knows who waits.
+%% Only a process that waits in a call asks for a plain reply. That it has the reply it tells with
+%% its next request. Until then, once a second, the agent asks the inlet that the caller has
+%% watched, which knows who waits.
 -module(trunkline_plain_reply).
 -moduledoc false.
 
@@ -50,6 +50,9 @@
 %% One of so many replies that come by lane is weighed, and one of so many that are plain.
 -define(SAMPLE, 8).
 -define(SAMPLE_PLAIN, 128).
+%% Plain replies that a server may owe: if the peer stops, they should not suspend the server for
+%% as long, unless they are very long. (The distribution takes 1 MB.)
+-define(MOST, 32).
 %% Seconds without plain replies after a server has waited; and after it has sent something else,
 %% unless its lane is idle.
 -define(SILENCE, 10).
@@ -65,6 +68,7 @@
          %% What the shared word was at that time.
          said = 0 :: integer(),
          owed = 0 :: non_neg_integer(),         % plain replies
+         has_looked = false :: boolean(),       % since it has last heard of one
          used = false :: boolean()}).           % since the last tick
 -opaque server() :: #server{}.
 %% An alias of the agent, for one answer of the lane.
@@ -162,9 +166,13 @@ are_waiting(Agent, Requests) ->
 new() -> #server{}.
 
 %% A caller asks for a plain reply. `plain': the server may send one, and settle/5 must follow.
-%% `asked': arrived/4 will.
+%% `asked': arrived/4 will. `look': many callers may have theirs already, and not have told.
 -spec request(Server :: pid(), caller(), trunkline_route:route(), server()) ->
-          {plain | by_lane | {asked, question()}, server()}.
+          {plain | by_lane | look | {asked, question()}, server()}.
+request(_, _, _, #server{owed = Owed, has_looked = HasLooked} = S) when Owed >= ?MOST ->
+    {if HasLooked -> by_lane;
+        true -> look
+     end, S#server{has_looked = true}};
 request(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
@@ -252,7 +260,7 @@ settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
              ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route)
          end,
     ok = trunkline_bypass:owe(-1, Ix, debts(Server, Caller), Bypass),
-    unwatched(Server, Route, S, S#server{owed = Owed - 1}).
+    unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
 
 %% To whom the server may owe something, as it sees them (owes/2).
 debts(Server, {Pid, []}) -> [Server, {Server, Pid}];

@@ -280,6 +280,9 @@ way({call, Server, Pid, _, _, {_, Name} = Watching}, #server{plain = Plain} = Kn
             {{plain, Watching}, Known#server{plain = Plain1}, Agent};
         {by_lane, Plain1} ->
             {by_lane, Known#server{plain = Plain1}, Agent};
+        {look, Plain1} ->
+            _ = look(Agent),
+            {by_lane, Known#server{plain = Plain1}, Agent};
         {{asked, Question}, Plain1} ->
             {by_lane, Known#server{plain = Plain1},
              Agent#agent{asked = Asked#{Question => Server}}};
