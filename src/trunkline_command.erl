@@ -9,7 +9,7 @@
 -export([call/3, call_plain/4, send_request/3, by_lane/1, wrap/2, request/1, receiver/1, for/2]).
 -export([is_request/1, is_news/1, is_missed/1, is_of_session/1]).
 
--export_type([command/0, apply/0, exit/0, ended/0, server/0, watching/0, caller/0, label/0,
+-export_type([command/0, apply/0, exit/0, ended/0, server/0, caller/0, label/0,
               object/0, wrap/0]).
 
 -dialyzer({no_improper_lists, [wrap/2]}).
@@ -18,8 +18,8 @@
 -type command() :: {call, server(), Caller :: pid(), caller()}
                  %% The caller may do something else before it gets the reply.
                  | {call, server(), Caller :: pid(), caller(), label()}
-                 %% See trunkline_plain_reply.
-                 | {call, server(), Caller :: pid(), caller(), label(), watching()}
+                 %% See trunkline_plain_reply. The caller watches that inlet.
+                 | {call, server(), Caller :: pid(), caller(), label(), Inlet :: pid()}
                  | {cancel, server(), caller()}
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % large, or behind a large message
@@ -43,8 +43,6 @@
                | {apply, caller(), GroupLeader :: pid(), Pid :: pid()}.
 
 -type server() :: pid() | atom().
-%% Which inlet the caller watches, and its registered name.
--type watching() :: {Inlet :: pid(), RegisteredName :: atom() | []}.
 %% The caller's alias, which names the request.
 -type caller() :: reference().
 %% The first element of the request as the server gets it: '$gen_call' if the command has no label.
@@ -63,8 +61,8 @@ call(Server, Caller, '$gen_call') -> {call, Server, self(), Caller};
 call(Server, Caller, Label) -> send_request(Server, Caller, Label).
 
 %% The same if it would like to have a plain reply.
--spec call_plain(server(), caller(), label(), watching()) -> command().
-call_plain(Server, Caller, Label, Watching) -> {call, Server, self(), Caller, Label, Watching}.
+-spec call_plain(server(), caller(), label(), Inlet :: pid()) -> command().
+call_plain(Server, Caller, Label, Inlet) -> {call, Server, self(), Caller, Label, Inlet}.
 
 %% The same if it may not wait.
 -spec send_request(server(), caller(), label()) -> command().

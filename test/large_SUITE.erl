@@ -1340,7 +1340,7 @@ give_up(To) ->
     Suspender = erpc:call(node(To), order_SUITE, suspended_lane, [self()]),
     Ref = announce(To, {Lane, Agent}),
     ok = trunkline_sender:force(trunkline_route:lookup(node(To)), {{cancel, To, Ref}, []}, self()),
-    ok = trunkline_plain_call:await_delivery(node(Lane)),
+    ok = trunkline_plain_call:await_delivery(node(Lane), infinity),
     Suspender ! resume,
     ok.
 

@@ -142,8 +142,10 @@ loop(S) ->
         {Question, Answer} when is_reference(Question) ->
             loop(S#inlet{agent = trunkline_agent:arrived(Question, Answer, S#inlet.agent)});
         look ->
-            _ = trunkline_agent:look(S#inlet.agent),
+            ok = trunkline_agent:look(S#inlet.agent),
             loop(S);
+        {timeout, _, look} ->
+            loop(S#inlet{agent = trunkline_agent:looks(S#inlet.agent)});
         {are_waiting, Agent, Requests} ->
             ok = trunkline_plain_reply:are_waiting(Agent, Requests),
             loop(S);

@@ -43,19 +43,9 @@ hand_over(Node, To, Message) ->
 -spec hand_over(node(), trunkline_lane:to(), term(), trunkline_refused:patience(), connect()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
 hand_over(Node, To, Message, Patience, Connect) ->
-    case may_send(Node, To, Patience, Connect) of
-        true -> offer(Node, To, Message, {Patience, Connect}, new);
-        Not -> Not
-    end.
-
-may_send(Node, To, Patience, Connect) ->
     case may_connect(Node, Connect) of
-        true when Patience =:= nosuspend ->
-            not trunkline_plain_reply:owes(To, Node) orelse nosuspend;
-        true ->
-            true;
-        false ->
-            noconnect
+        true -> offer(Node, To, Message, {Patience, Connect}, new);
+        false -> noconnect
     end.
 
 may_connect(_, connect) -> true;
@@ -73,14 +63,21 @@ offer(Node, To, Message, How, Ticket) ->
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, limit = Limit,
                large = Large} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
-            Entered = case trunkline_shape:weight(Message) of
-                          light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
-                          Weight -> Weight
+            Entered = case trunkline_plain_reply:send(Route, Ix, To, Message, How) of
+                          false ->
+                              case trunkline_shape:weight(Message) of
+                                  light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
+                                  Weight -> Weight
+                              end;
+                          Sent ->
+                              {sent, Sent}
                       end,
             case Entered of
                 Charge when is_integer(Charge) ->
                     element(Ix, Lanes) ! [Charge, self(), To | Message],
                     trunkline_plain_reply:sent(To, Ix, Node, Bypass);
+                {sent, Answer} ->
+                    Answer;
                 {alone, Charge} ->
                     again(alone(Route, Ix, To, Message, Charge, How, Ticket),
                           Node, To, Message, How);
@@ -284,12 +281,12 @@ pack(#route{large = Large}, Message) ->
 -spec hand_over_packed(node(), trunkline_multicast:command(), Addressees :: pos_integer(),
                        packed(), how()) ->
           ok | direct | unreachable | noconnect | nosuspend | timeout.
-hand_over_packed(Node, To, Addressees, Packed, {Patience, Connect} = How) ->
-    case may_send(Node, To, Patience, Connect) of
+hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
+    case may_connect(Node, Connect) of
         true -> enter_by(fun(Route, Ix, Ticket) ->
                                  enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket)
                          end, Node, To, new);
-        Not -> Not
+        false -> noconnect
     end.
 
 %% What it is charged for that many addressees.

@@ -30,7 +30,7 @@
 %%     watched    servers of a lane that are watched
 %%     said       how often such servers have sent something, and how often one of them has waited
 %%                then: by the hash of the server
-%%     owed       plain replies, of a lane, and by the hash of who owes them, and to whom
+%%     owed       plain replies of a lane's servers
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile
 %% leaves the two apart. So if nothing changes from one tick to the next, the lane does not count on
@@ -47,16 +47,14 @@
 -export([new/1, may/4, start/4, started/2, sampled/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
 -export([called/3, is_late/2, not_answered/2]).
 -export([are_long/2, weighed/4]).
--export([is_idle/3, watch/3, is_watched/2, say/1, wait/1, said/2, has_waited/2, owe/4, may_owe/2]).
+-export([is_idle/3, watch/3, is_watched/2, say/1, wait/1, said/2, has_waited/2, owe/3]).
 -export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
 -export([take/1, tick/1, ended/2, more/2, unreported/1, reported/1, is_sending/1]).
 -export([must_follow/1, followed/1, are_owed/1]).
 
--export_type([bypass/0, past/0, debt/0]).
+-export_type([bypass/0, past/0]).
 
 -opaque bypass() :: atomics:atomics_ref().
-%% A plain reply, of that server to anybody, or to a caller with that pid or name.
--type debt() :: pid() | {Server :: pid(), pid() | atom()}.
 -record(past,
         {ix :: pos_integer(),
          bypass :: bypass(),
@@ -80,10 +78,9 @@
 %% 2 kB each. (One hash may have several servers: then some wait, or say something, for others.)
 -define(SERVERS, 256).
 -define(SAID(Server), (?MARKS + erlang:phash2(Server, ?SERVERS) + 1)).
--define(OWED_BY(Debt), (?MARKS + ?SERVERS + erlang:phash2(Debt, ?SERVERS) + 1)).
 %% Each lane has a cache line.
--define(LONG(Server), (?MARKS + 2 * ?SERVERS + erlang:phash2(Server, ?SERVERS) + 1)).
--define(LANE(Ix), (?MARKS + 3 * ?SERVERS + 16 * (Ix))).
+-define(LONG(Server), (?MARKS + ?SERVERS + erlang:phash2(Server, ?SERVERS) + 1)).
+-define(LANE(Ix), (?MARKS + 2 * ?SERVERS + 16 * (Ix))).
 -define(IDLE(Ix), ?LANE(Ix)).
 -define(TICKS(Ix), (?LANE(Ix) + 1)).
 -define(STARTED(Ix), (?LANE(Ix) + 2)).
@@ -176,10 +173,6 @@ say(Bypass) -> atomics:add(Bypass, ?SAID(self()), 1).
 -spec wait(bypass()) -> ok.
 wait(Bypass) -> atomics:add(Bypass, ?SAID(self()), ?WAITED).
 
-%% Whether that may be owed. (What the server has said keeps agents from granting more.)
--spec may_owe(debt(), bypass()) -> boolean().
-may_owe(Debt, Bypass) -> atomics:get(Bypass, ?OWED_BY(Debt)) =/= 0.
-
 %% Whether replies of that server are long.
 -spec are_long(Server :: pid() | atom(), bypass()) -> boolean().
 are_long(Server, Bypass) -> atomics:get(Bypass, ?LONG(Server)) >= ?LONG_FROM.
@@ -238,11 +231,9 @@ said(Server, Bypass) -> atomics:get(Bypass, ?SAID(Server)).
 -spec has_waited(integer(), integer()) -> boolean().
 has_waited(Before, Now) -> Now - Before >= ?WAITED.
 
-%% A server of that lane owes one more plain reply (1), or one less (-1).
--spec owe(1 | -1, Ix :: pos_integer(), [debt()], bypass()) -> ok.
-owe(N, Ix, Debts, Bypass) ->
-    ok = lists:foreach(fun(Debt) -> atomics:add(Bypass, ?OWED_BY(Debt), N) end, Debts),
-    atomics:add(Bypass, ?OWED(Ix), N).
+%% Servers of that lane owe one more plain reply (1), or one less (-1).
+-spec owe(1 | -1, Ix :: pos_integer(), bypass()) -> ok.
+owe(N, Ix, Bypass) -> atomics:add(Bypass, ?OWED(Ix), N).
 
 %% --- for lane Ix ------------------------------------------------------------------
 

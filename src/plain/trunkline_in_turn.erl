@@ -60,10 +60,11 @@
 
 -export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
 -export([is_near/1, are_terms_suited/2]).
--export([send/7, send_heavy/4, start_short/4, send_short/5, sent_direct/1, sent_for/3]).
--export([ask_whether_arrived/2, have_arrived/3]).
+-export([send/7, send_heavy/4, start_short/4, send_short/5, send_past/5]).
+-export([sent_direct/1, sent_for/3]).
+-export([ask_whether_arrived/2, ask_no_more/2, have_arrived/3]).
 -export([send_for_lane/6]).
--export([await/1, answer/5, noproc/2, not_used/1]).
+-export([await/4, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
 -export_type([addressee/0, answer/0]).
@@ -179,6 +180,19 @@ start_short(#route{bypass = Bypass} = Route, Ix, To, Charge) ->
     trunkline_bypass:is_quiet(Ix, Bypass)
         andalso is_pid(To) andalso bypasses(To, node(To), Ix, Charge, Route).
 
+%% Sends a message past the lane, although that may not be idle. `false': there is no connection.
+-spec send_past(trunkline_route:route(), Ix :: pos_integer(), To :: pid(), Message :: term(),
+                trunkline_refused:patience()) -> ok | nosuspend | false.
+send_past(#route{bypass = Bypass} = Route, Ix, To, Message, Patience) ->
+    ok = trunkline_bypass:started(Ix, Bypass),
+    case erlang:send(To, Message, [noconnect | [nosuspend || Patience =:= nosuspend]]) of
+        ok ->
+            bypassed(Route, Ix, node(To), trunkline_bypass:sampled(Message, Ix, Bypass));
+        NotSent ->
+            ok = trunkline_bypass:cancel(Ix, Bypass),
+            NotSent =:= nosuspend andalso nosuspend
+    end.
+
 %% Sends it. If the distribution is busy it is not sent, so that the calling process is not
 %% suspended.
 -spec send_short(trunkline_route:route(), Ix :: pos_integer(), To :: pid(), Message :: term(),
@@ -264,11 +278,8 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
     Lane = element(Ix, Lanes),
     Began = erlang:monotonic_time(microsecond),
     Asked = {Began div 1000, trunkline_lease:session(To, Node)},
-    GiveUp = fun(Ref) ->
-                     ok = trunkline_bypass:not_answered(Ix, Bypass),
-                     {not_sent, Ref}
-             end,
-    {Answer, Ref} = question(Lane, To, GiveUp, min(?WAIT, trunkline_deadline:left(Deadline))),
+    Time = min(?WAIT, trunkline_deadline:left(Deadline)),
+    {Answer, Ref} = question(Lane, To, give_up(Ix, Bypass), Time),
     ok = trunkline_lease:keep(Answer, To, Node, Asked),
     Options = options(Size, Deadline),
     Sent = case Answer of
@@ -282,7 +293,7 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
         ok ->
             trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
             Lane ! {sent_plain, Ref},
-            sent_meanwhile(Node, Route);
+            sent_meanwhile(self(), Node, Route);
         noproc -> ok;
         no -> no;
         _ ->
@@ -293,9 +304,11 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
 %% Whether that lane says that everything has been delivered that the calling process has sent. (It
 %% does not matter to whom: the caller waits for an outcome. There is no timeout: a second question
 %% would be behind what is in the lane by then.)
--spec await(Lane :: pid()) -> boolean().
-await(Lane) ->
-    case question(Lane, {reply, make_ref()}, fun(Ref) -> {not_sent, Ref} end, infinity) of
+-spec await(Lane :: pid(), Ix :: pos_integer(), trunkline_bypass:bypass(),
+            trunkline_deadline:deadline()) -> boolean().
+await(Lane, Ix, Bypass, Deadline) ->
+    Time = trunkline_deadline:left(Deadline),
+    case question(Lane, {reply, make_ref()}, give_up(Ix, Bypass), Time) of
         {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
             Lane ! {not_sent, Ref},
             true;
@@ -311,6 +324,12 @@ ask_whether_arrived(Lane, Sender) ->
     Lane ! {ask, Question, Sender, {reply, make_ref()}},
     Question.
 
+-spec ask_no_more(Lane :: pid(), Question :: reference()) -> ok.
+ask_no_more(Lane, Question) ->
+    _ = unalias(Question),
+    Lane ! {not_sent, Question},
+    ok.
+
 %% Whether that answer says so.
 -spec have_arrived(Lane :: pid(), Question :: reference(), answer() | no) -> boolean().
 have_arrived(_, _, no) ->
@@ -318,6 +337,12 @@ have_arrived(_, _, no) ->
 have_arrived(Lane, Question, _) ->
     Lane ! {not_sent, Question},
     true.
+
+give_up(Ix, Bypass) ->
+    fun(Ref) ->
+            ok = trunkline_bypass:not_answered(Ix, Bypass),
+            {not_sent, Ref}
+    end.
 
 question(Lane, To, GiveUp, Timeout) ->
     trunkline_process:ask(Lane, fun(Ref) -> {ask, Ref, self(), To} end, GiveUp, Timeout).
@@ -339,11 +364,13 @@ options(Size, Deadline) ->
 %% The calling process has sent by plain distribution, and not by way of the lanes. If there are
 %% lanes by now, what it sends next must not overtake that on a connection of its lane's own.
 -spec sent_direct(node()) -> ok.
-sent_direct(Node) ->
+sent_direct(Node) -> sent_direct(self(), Node).
+
+sent_direct(Sender, Node) ->
     case trunkline_route:lookup(Node) of
         #route{gate = Gate} = Route ->
             case trunkline_gate:path(Gate) =:= lanes andalso trunkline_peers:takes_turns(Node) of
-                true -> sent_for(self(), Node, Route);
+                true -> sent_for(Sender, Node, Route);
                 false ->
                     ok
             end;
@@ -356,20 +383,25 @@ sent_direct(Node) ->
 sent_for(Sender, Node, #route{lanes = Lanes, bypass = Bypass} = Route) ->
     Ix = ?LANE_OF(Sender, Lanes),
     ok = trunkline_bypass:started(Ix, Bypass),
-    bypassed(Route, Ix, Node, 0).
+    ok = bypassed(Route, Ix, 0),
+    sent_meanwhile(Sender, Node, Route).
 
-bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Ix, Node, Charge) ->
+bypassed(Route, Ix, Node, Charge) ->
+    ok = bypassed(Route, Ix, Charge),
+    sent_meanwhile(self(), Node, Route).
+
+bypassed(#route{lanes = Lanes, bypass = Bypass, stats = Stats}, Ix, Charge) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
     _ = Charge =:= 0
         orelse trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
     _ = trunkline_bypass:sent(Ix, Bypass) andalso (element(Ix, Lanes) ! look),
-    sent_meanwhile(Node, Route).
+    ok.
 
 %% If there are other lanes by now, they have to know. (Both count it, then.)
-sent_meanwhile(Node, #route{bypass = Bypass}) ->
+sent_meanwhile(Sender, Node, #route{bypass = Bypass}) ->
     case trunkline_route:lookup(Node) of
         #route{bypass = Bypass} -> ok;
-        _ -> sent_direct(Node)
+        _ -> sent_direct(Sender, Node)
     end.
 
 %% The calling process, a lane, sends a term of so many bytes. If the connection is lost, so is the

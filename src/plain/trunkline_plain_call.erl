@@ -13,7 +13,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/2, came/1, ended/3, may_end_with/2, await_delivery/1]).
+-export([start/2, came/1, ended/3, may_end_with/2, await_delivery/2]).
 
 %% Bytes of a long call. For that the lanes are no better, however many callers there are.
 -define(LONG, 4096).
@@ -95,18 +95,22 @@ is_suited(Size, Message, #route{large = Large}) ->
     trunkline_shape:charge(Size) < Large orelse trunkline_shape:kind(Size, Message) =:= terms.
 
 %% Waits until everything has been delivered that the calling process has sent to that node, or is
-%% lost.
--spec await_delivery(node()) -> ok.
-await_delivery(Node) ->
+%% lost. Or for so many milliseconds.
+-spec await_delivery(node(), timeout()) -> ok.
+await_delivery(Node, Time) ->
+    await(Node, trunkline_deadline:in(Time)).
+
+await(Node, Deadline) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, gate = Gate, bypass = Bypass} ->
             Ix = ?LANE_OF(self(), Lanes),
             case trunkline_bypass:may(Gate, Ix, 0, Bypass)
                 orelse lists:member(trunkline_gate:path(Gate), [direct, down])
-                orelse trunkline_in_turn:await(element(Ix, Lanes))
-                orelse not trunkline_peers:takes_turns(Node) of
+                orelse trunkline_in_turn:await(element(Ix, Lanes), Ix, Bypass, Deadline)
+                orelse not trunkline_peers:takes_turns(Node)
+                orelse trunkline_deadline:left(Deadline) =:= 0 of
                 true -> ok;
-                false -> receive after ?AGAIN -> await_delivery(Node) end
+                false -> receive after ?AGAIN -> await(Node, Deadline) end
             end;
         none ->
             ok

@@ -19,9 +19,10 @@
 %% The reply must not overtake what the server has sent to the caller before by lane. So it gets the
 %% alias only while all has arrived that it has ever sent to that node, but for replies to calls,
 %% which their callers have by now. When a server that is watched sends something it says so, by a
-%% shared word, and the agent has to ask again. If the server owes the receiver a plain reply at
-%% that time, it waits until its message has arrived (trunkline_sender). So that this is rare, it
-%% gives no plain replies for a while then.
+%% shared word, and the agent has to ask again. To a caller that it owes a plain reply it sends all
+%% that it sends by plain distribution, too. If it cannot know whether that caller gets a message
+%% (to a name, say), it waits until the message has arrived, and gives no plain replies for a
+%% while. So it is with a server that takes long to reply.
 %%
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
 %% by the distribution (trunkline_batches).
@@ -34,22 +35,26 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([command/5, weigh/4, answered/1, are_waiting/2]).
--export([new/0, request/4, other_request/3, arrived/4, settle/5, tick/3, ended/3]).
--export([sent/4, owes/2]).
+-export([command/5, weigh/4, came_by_lane/3, by_hand/2, answered/1, are_waiting/2]).
+-export([new/0, request/4, other_request/3, arrived/4, settle/5, is_slow/3, tick/3, ended/3]).
+-export([create/0, send/5, sent/4]).
 
--export_type([caller/0, request/0, server/0, question/0]).
+-export_type([request/0, server/0, question/0]).
 
-%% A caller, with the name that it has.
--type caller() :: {pid(), RegisteredName :: atom() | []}.
 -type request() :: {trunkline_command:caller(), Server :: pid(), Caller :: pid()}.
 
+%% All that servers here owe: {{Server, Caller}}.
+-define(OWED, ?MODULE).
+%% ms that a server waits at most.
+-define(WAIT, 100).
 %% In the process dictionary: the last request for a plain reply.
 -define(LAST(Node), {?MODULE, Node}).
 
 %% One of so many replies that come by lane is weighed, and one of so many that are plain.
 -define(SAMPLE, 8).
 -define(SAMPLE_PLAIN, 128).
+%% A request that was asked in vain counts as so many short replies: those that follow do not ask.
+-define(NOT_GRANTED, 4).
 %% Plain replies that a server may owe: if the peer stops, they should not suspend the server for
 %% as long, unless they are very long. (The distribution takes 1 MB.)
 -define(MOST, 32).
@@ -57,6 +62,8 @@
 %% unless its lane is idle.
 -define(SILENCE, 10).
 -define(PAUSE, 1).
+%% The same after a reply that has taken long: as long as it is owed, messages to names wait.
+-define(SLOW, 600).
 
 %% What an agent knows of a server.
 -record(server,
@@ -74,6 +81,11 @@
 %% An alias of the agent, for one answer of the lane.
 -type question() :: reference().
 
+-spec create() -> ok.
+create() ->
+    ?OWED = ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]),
+    ok.
+
 %% --- for a caller -----------------------------------------------------------------
 
 %% The request of the calling process, which waits for the reply, and watches that inlet. And how
@@ -81,19 +93,19 @@
 %% even to call a function, may take a garbage collection that copies it. So few are weighed.)
 -spec command(node(), trunkline_command:server(), trunkline_command:caller(),
               trunkline_command:label(), Inlet :: pid()) ->
-          {trunkline_command:command(), Weighed :: non_neg_integer()}.
+          {trunkline_command:command(), plain | by_lane, Weighed :: non_neg_integer()}.
 command(Node, Server, Caller, Label, Inlet) ->
     Sample = erlang:phash2(Caller, ?SAMPLE_PLAIN),
     case may_ask(Node, Server, Label) of
         true ->
             _ = put(?LAST(Node), {Server, Caller}),
-            {trunkline_command:call_plain(Server, Caller, Label, {Inlet, name()}),
+            {trunkline_command:call_plain(Server, Caller, Label, Inlet), plain,
              case Sample of
                  0 -> ?SAMPLE_PLAIN;
                  _ -> 0
              end};
         false ->
-            {trunkline_command:call(Server, Caller, Label),
+            {trunkline_command:call(Server, Caller, Label), by_lane,
              case Sample rem ?SAMPLE of
                  0 -> ?SAMPLE;
                  _ -> 0
@@ -104,35 +116,43 @@ command(Node, Server, Caller, Label, Inlet) ->
 %% trunkline_lane.)
 may_ask(Node, Server, '$gen_call') ->
     case trunkline_route:lookup(Node) of
-        #route{bypass = Bypass} ->
+        #route{bypass = Bypass, stats = Stats} ->
             trunkline_bypass:are_long(Server, Bypass)
                 andalso process_info(self(), message_queue_data) =:= {message_queue_data, on_heap}
-                andalso trunkline_peers:can(Node, reply);
+                andalso trunkline_in_turn:is_near(Stats)
+                andalso trunkline_peers:may_send_plainly(Node, reply);
         none ->
             false
     end;
 may_ask(_, _, _) ->
     false.
 
-name() ->
-    case process_info(self(), registered_name) of
-        {registered_name, Name} -> Name;
-        [] -> []
-    end.
-
 %% The reply stands for so many of that server.
 -spec weigh(node(), trunkline_command:server(), Reply :: term(), pos_integer()) -> ok.
-weigh(Node, Server, Reply, N) ->
+weigh(Node, Server, Reply, N) -> weighed(Node, Server, is_long(Reply), N).
+
+are_short(Node, Server, N) -> weighed(Node, Server, false, N).
+
+weighed(Node, Server, IsLong, N) ->
     case trunkline_route:lookup(Node) of
-        #route{bypass = Bypass} ->
-            trunkline_bypass:weighed(Server, is_long(Reply), N, Bypass);
-        none ->
-            ok
+        #route{bypass = Bypass} -> trunkline_bypass:weighed(Server, IsLong, N, Bypass);
+        none -> ok
     end.
 
 %% (Shorter binaries gain by batches, and longer ones as large messages.)
 is_long(Binary) when byte_size(Binary) >= 131_072, byte_size(Binary) < 524_288 -> true;
 is_long(Reply) -> trunkline_shape:weight(Reply) =:= heavy.
+
+%% The calling process has asked for a plain reply, and has got one by lane.
+-spec came_by_lane(node(), trunkline_command:server(), Reply :: term()) -> ok.
+came_by_lane(Node, Server, Reply) ->
+    _ = erase(?LAST(Node)),
+    ok = weigh(Node, Server, Reply, 1),
+    are_short(Node, Server, ?NOT_GRANTED).
+
+%% The server does not reply in a way that could be plain.
+-spec by_hand(node(), trunkline_command:server()) -> ok.
+by_hand(Node, Server) -> are_short(Node, Server, ?SAMPLE_PLAIN).
 
 %% The calling process may wait for something else from now on. So it tells the agent that it has
 %% its last plain reply, which it could not tell when it got that.
@@ -142,7 +162,7 @@ answered(Node) ->
         {Server, Caller} ->
             _ = erase(?LAST(Node)),
             %% (A server that has replied by hand, to the pid, has left the monitor.)
-            true = demonitor(Caller),
+            _ = demonitor(Caller, [info]) andalso by_hand(Node, Server),
             trunkline_sender:cancel(Node, Server, Caller);
         undefined ->
             ok
@@ -167,40 +187,45 @@ new() -> #server{}.
 
 %% A caller asks for a plain reply. `plain': the server may send one, and settle/5 must follow.
 %% `asked': arrived/4 will. `look': many callers may have theirs already, and not have told.
--spec request(Server :: pid(), caller(), trunkline_route:route(), server()) ->
+-spec request(Server :: pid(), Caller :: pid(), trunkline_route:route(), server()) ->
           {plain | by_lane | look | {asked, question()}, server()}.
-request(_, _, _, #server{owed = Owed, has_looked = HasLooked} = S) when Owed >= ?MOST ->
+request(Server, Caller, Route, S) ->
+    case trunkline_in_turn:is_near(Route#route.stats)
+        andalso not trunkline_bounded:may_be(Server) of
+        true -> ask(Server, Caller, Route, S);
+        false -> {by_lane, other_request(Server, Route, S)}
+    end.
+
+ask(_, _, _, #server{owed = Owed, has_looked = HasLooked} = S) when Owed >= ?MOST ->
     {if HasLooked -> by_lane;
         true -> look
      end, S#server{has_looked = true}};
-request(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) ->
+ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
-    ok = trunkline_bypass:owe(1, Ix, debts(Server, Caller), Bypass),
+    ok = owe(Server, Caller),
+    ok = trunkline_bypass:owe(1, Ix, Bypass),
     case trunkline_bypass:said(Server, Bypass) of
         Said ->
             {plain, S#server{owed = Owed + 1, used = true}};
         _ ->
-            ok = trunkline_bypass:owe(-1, Ix, debts(Server, Caller), Bypass),
-            request(Server, Caller, Route, S#server{clean = {has_said, now_s() + ?PAUSE}})
+            ok = paid(Server, Caller),
+            ok = trunkline_bypass:owe(-1, Ix, Bypass),
+            ask(Server, Caller, Route, S#server{clean = {has_said, now_s() + ?PAUSE}})
     end;
-request(Server, Caller, Route, #server{clean = {has_said, Second}, said = Before} = S) ->
+ask(Server, Caller, Route, #server{clean = {has_said, Second}, said = Before} = S) ->
     case trunkline_bypass:has_waited(Before, trunkline_bypass:said(Server, Route#route.bypass)) of
         true -> {by_lane, silence(Server, Route, S)};
         false -> watch(Server, Caller, Route, Second, S)
     end;
-request(Server, Caller, Route, #server{clean = no} = S) ->
-    case trunkline_in_turn:is_near(Route#route.stats)
-        andalso not trunkline_bounded:may_be(Server) of
-        true -> watch(Server, Caller, Route, now_s(), S);
-        false -> {by_lane, S}
-    end;
-request(Server, Caller, Route, #server{clean = {not_before, Second}} = S) ->
+ask(Server, Caller, Route, #server{clean = no} = S) ->
+    watch(Server, Caller, Route, now_s(), S);
+ask(Server, Caller, Route, #server{clean = {not_before, Second}} = S) ->
     case now_s() < Second of
         true -> {by_lane, S};
-        false -> request(Server, Caller, Route, S#server{clean = no})
+        false -> ask(Server, Caller, Route, S#server{clean = no})
     end;
-request(_, _, _, #server{clean = {asked, _}} = S) ->
+ask(_, _, _, #server{clean = {asked, _}} = S) ->
     {by_lane, S}.
 
 %% If the lane is idle, all has arrived. If not, it is not asked before that second.
@@ -211,7 +236,7 @@ watch(Server, Caller, Route, Second, S) ->
     S1 = S#server{said = trunkline_bypass:said(Server, Bypass), used = true},
     case trunkline_bypass:is_idle(Gate, Ix, Bypass) of
         true ->
-            request(Server, Caller, Route, S1#server{clean = yes});
+            ask(Server, Caller, Route, S1#server{clean = yes});
         false ->
             case now_s() < Second of
                 true ->
@@ -236,8 +261,14 @@ arrived(Question, HaveArrived, {Server, Route}, #server{clean = {asked, Question
 arrived(_, _, _, S) ->
     S.
 
-silence(Server, Route, S) ->
-    unwatched(Server, Route, S, S#server{clean = {not_before, now_s() + ?SILENCE}}).
+silence(Server, Route, S) -> silence(?SILENCE, Server, Route, S).
+
+silence(Seconds, Server, Route, S) ->
+    unwatched(Server, Route, S, S#server{clean = {not_before, now_s() + Seconds}}).
+
+%% A caller has waited for long.
+-spec is_slow(Server :: pid(), trunkline_route:route(), server()) -> server().
+is_slow(Server, Route, S) -> silence(?SLOW, Server, Route, S).
 
 %% A request has come whose caller may not wait for the reply, or that reply has left the lane. A
 %% plain one could overtake it.
@@ -250,21 +281,30 @@ other_request(Server, Route, #server{clean = Clean} = S) ->
 
 %% The caller has a plain reply, or does not wait for it any more. Or the server has `ended': its
 %% last message may be the reply, and news of the end must not overtake that.
--spec settle(answered | ended, Server :: pid(), caller(), trunkline_route:route(), server()) ->
-          server().
-settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
+-spec settle(answered | ended, Server :: pid(), Caller :: pid(), trunkline_route:route(),
+             server()) -> server().
+settle(How, Server, Caller, Route, #server{owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route,
     Ix = ?LANE_OF(Server, Lanes),
     ok = case How of
              answered -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1);
-             ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route)
+             ended -> trunkline_in_turn:sent_for(Server, node(Caller), Route)
          end,
-    ok = trunkline_bypass:owe(-1, Ix, debts(Server, Caller), Bypass),
+    ok = paid(Server, Caller),
+    ok = trunkline_bypass:owe(-1, Ix, Bypass),
     unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
 
-%% To whom the server may owe something, as it sees them (owes/2).
-debts(Server, {Pid, []}) -> [Server, {Server, Pid}];
-debts(Server, {Pid, Name}) -> [Server, {Server, Pid}, {Server, Name}].
+owe(Server, Caller) -> in_table(fun() -> ets:insert(?OWED, {{Server, Caller}}) end).
+
+paid(Server, Caller) -> in_table(fun() -> ets:delete(?OWED, {Server, Caller}) end).
+
+%% (Retired inlets outlive the table, which belongs to the application's supervisor.)
+in_table(Write) ->
+    try Write() of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.
 
 %% To be called once a second. A server that owes nothing, and has had no such request since, is not
 %% watched any more.
@@ -272,11 +312,14 @@ debts(Server, {Pid, Name}) -> [Server, {Server, Pid}, {Server, Name}].
 tick(Server, Route, #server{used = false} = S) -> other_request(Server, Route, S);
 tick(_, _, S) -> S#server{used = false}.
 
-%% The agent forgets the server, which owes nothing.
--spec ended(Server :: pid(), trunkline_route:route(), server()) -> ok.
-ended(Server, Route, S) ->
+%% The agent forgets the server, which owes nothing. Returns the question that is open.
+-spec ended(Server :: pid(), trunkline_route:route(), server()) -> question() | none.
+ended(Server, Route, #server{clean = Clean} = S) ->
     _ = other_request(Server, Route, S),
-    ok.
+    case Clean of
+        {asked, Question} -> Question;
+        _ -> none
+    end.
 
 is_watched(yes) -> true;
 is_watched({asked, _}) -> true;
@@ -293,8 +336,20 @@ is_any(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watched(Clean)
 
 %% --- for the server ---------------------------------------------------------------
 
+%% The calling process sends that by plain distribution, if it owes the receiver a plain reply.
+%% `false': it does not.
+-spec send(trunkline_route:route(), Ix :: pos_integer(), trunkline_lane:to(), Message :: term(),
+           trunkline_sender:how()) -> ok | nosuspend | false.
+send(#route{bypass = Bypass} = Route, Ix, To, Message, {Patience, _}) when is_pid(To) ->
+    case trunkline_bypass:is_watched(Ix, Bypass) andalso is_owed({self(), To}) of
+        true -> trunkline_in_turn:send_past(Route, Ix, To, Message, Patience);
+        false -> false
+    end;
+send(_, _, _, _, _) ->
+    false.
+
 %% The calling process has handed a message for that node to its lane. If the process owes the
-%% receiver a plain reply, waits until the message has arrived.
+%% receiver a plain reply, it waits until the message has arrived: for a while, if the lane answers.
 -spec sent(trunkline_lane:to(), Ix :: pos_integer(), node(), trunkline_bypass:bypass()) -> ok.
 sent(To, Ix, Node, Bypass) ->
     case trunkline_bypass:is_watched(Ix, Bypass) of
@@ -302,14 +357,43 @@ sent(To, Ix, Node, Bypass) ->
             ok;
         true ->
             ok = trunkline_bypass:say(Bypass),
-            case may_owe(receiver(To), Bypass) of
+            case owes(To) andalso not trunkline_bypass:is_late(Ix, Bypass) of
                 true ->
                     ok = trunkline_bypass:wait(Bypass),
-                    ok = trunkline_plain_call:await_delivery(Node),
+                    ok = trunkline_plain_call:await_delivery(Node, ?WAIT),
                     look(Node);
                 false ->
                     ok
             end
+    end.
+
+owes(To) ->
+    try all_owed(ets:next(?OWED, {self(), 0})) of
+        [] -> false;
+        Owed -> is_for(To, Owed)
+    catch
+        error:badarg -> false
+    end.
+
+%% (Of a name or an alias it is not known whose it is.)
+is_for(Pid, Owed) when is_pid(Pid) ->
+    lists:member(Pid, Owed);
+is_for({each, Addressees}, Owed) ->
+    lists:any(fun(To) -> is_for(To, Owed) end, Addressees);
+is_for(Command, Owed) when is_tuple(Command) ->
+    case trunkline_command:receiver(Command) of
+        Pid when is_pid(Pid) -> lists:member(Pid, Owed);
+        _ -> true
+    end;
+is_for(_, _) ->
+    true.
+
+all_owed({Server, Caller} = Key) when Server =:= self() -> [Caller | all_owed(ets:next(?OWED, Key))];
+all_owed(_) -> [].
+
+is_owed(Key) ->
+    try ets:member(?OWED, Key)
+    catch error:badarg -> false
     end.
 
 %% The caller may have the reply, though its agent does not know yet.
@@ -318,23 +402,3 @@ look(Node) ->
         none -> ok;
         Inlets -> lists:foreach(fun(Inlet) -> Inlet ! look end, tuple_to_list(Inlets))
     end.
-
-%% Whether the calling process would have to wait when it has sent that.
--spec owes(trunkline_lane:to(), node()) -> boolean().
-owes(To, Node) ->
-    case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, bypass = Bypass} ->
-            trunkline_bypass:is_watched(?LANE_OF(self(), Lanes), Bypass)
-                andalso may_owe(receiver(To), Bypass);
-        none ->
-            false
-    end.
-
-may_owe(unknown, Bypass) -> trunkline_bypass:may_owe(self(), Bypass);
-may_owe({name, Name}, Bypass) -> trunkline_bypass:may_owe({self(), Name}, Bypass);
-may_owe(Pid, Bypass) -> trunkline_bypass:may_owe({self(), Pid}, Bypass).
-
-receiver(To) when is_pid(To) -> To;
-receiver(To) when is_atom(To) -> {name, To};
-receiver(To) when is_reference(To) -> unknown;
-receiver(Command) -> trunkline_command:receiver(Command).

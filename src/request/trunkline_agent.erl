@@ -34,7 +34,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([new/1, step/3, called/2, arrived/3, look/1, tick/1, lease_over/3, address/2,
+-export([new/1, step/3, called/2, arrived/3, look/1, looks/1, tick/1, lease_over/3, address/2,
          delivered/1, broken/3, answered/2, unannounced/2, executed_by/3, monitored_ended/5, down/3,
          server_ended/3, sweep/1, ended/1]).
 -export([is_awaited/1]).
@@ -46,9 +46,13 @@
 %% Whether the reply goes by lane, to a caller that waits for it or that may not, or by plain
 %% distribution to one that watches that inlet. Or the request was announced by a caller that has a
 %% lease, and may be killed before it has sent it.
--type way() :: by_lane | not_awaited | {plain, trunkline_command:watching()} | announced.
+-type way() :: by_lane | not_awaited | {plain, Inlet :: pid(), Second :: integer()} | announced.
 %% Two seconds at least.
 -define(LEASED, 3).
+%% ms between two looks, at first and at last; and seconds that are long for a plain reply.
+-define(OFTEN, 1000).
+-define(MOST_RARELY, 64_000).
+-define(LONG, 3).
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
@@ -56,6 +60,8 @@
          %% more, but the server's lane may still have news of a request.
          leased = 0 :: 0..?LEASED | reference(),
          plain = trunkline_plain_reply:new() :: trunkline_plain_reply:server(),
+         %% Of its callers, those whose replies go by lane and who may not wait for them.
+         others = 0 :: non_neg_integer(),
          %% Those that wait for a reply.
          callers = #{} :: #{trunkline_command:caller() => {way(), Caller :: pid()}}}).
 -record(agent,
@@ -63,6 +69,10 @@
          servers = #{} :: #{pid() => #server{}},
          %% About which servers lanes have been asked.
          asked = #{} :: #{trunkline_plain_reply:question() => Server :: pid()},
+         %% Inlets at the peer, which callers watch that get plain replies, and their monitors.
+         inlets = #{} :: #{pid() => reference() | noconnection},
+         %% When the agent looks whether these callers still wait (ms).
+         look = none :: none | {Timer :: reference(), pos_integer()},
          executors = #{} :: #{pid() => trunkline_command:caller()},
          %% {caller's reference, monitor}
          monitors = none :: none | ets:table()}).
@@ -134,13 +144,12 @@ leased(_, Agent) ->
 called(Request, Agent) ->
     {Server, Pid, Caller, _} = trunkline_command:request(Request),
     {_, _, #agent{servers = Servers} = Agent1} = address({call, Server, Pid, Caller}, Agent),
-    #{Server := #server{callers = Callers} = Known} = Servers,
-    Known1 = not_plain(Server, Known#server{leased = ?LEASED,
-                                            callers = Callers#{Caller := {announced, Pid}}}, Agent),
+    #{Server := Known} = Servers,
+    Known1 = waits(Caller, {announced, Pid}, Known#server{leased = ?LEASED}),
     Agent1#agent{servers = Servers#{Server := Known1}}.
 
 %% To be called once a second. Returns the requests that have been announced, and not answered, and
-%% whether this must be called again.
+%% whether there are leases.
 -spec tick(agent()) -> {[trunkline_command:command()], boolean(), agent()}.
 tick(#agent{servers = Servers0, route = Route} = Agent) ->
     Servers = maps:map(fun(Server, #server{plain = Plain} = Known) ->
@@ -160,23 +169,63 @@ tick(#agent{servers = Servers0, route = Route} = Agent) ->
                        (_, Known) ->
                             Known
                     end, Leased),
-    Agent1 = Agent#agent{servers = maps:merge(Servers, Left)},
-    OwesPlain = look(Agent1),
-    {Unanswered, OwesPlain orelse map_size(Left) > 0, Agent1}.
+    {Unanswered, map_size(Left) > 0, Agent#agent{servers = maps:merge(Servers, Left)}}.
 
-%% Asks the inlets of callers that wait for plain replies whether they do. Returns whether there are
-%% any.
--spec look(agent()) -> boolean().
-look(#agent{servers = Servers}) ->
-    Plain = [{Inlet, {Caller, Server, Pid}}
-             || {Server, #server{callers = Callers}} <- maps:to_list(Servers),
-                {Caller, {{plain, {Inlet, _}}, Pid}} <- maps:to_list(Callers)],
+%% Asks the inlets of callers that wait for plain replies whether they do.
+-spec look(agent()) -> ok.
+look(Agent) ->
     Ask = fun(Inlet, Requests) ->
                   trunkline_process:send_connected(Inlet, {are_waiting, self(), Requests})
           end,
-    ok = maps:foreach(Ask, maps:groups_from_list(fun({Inlet, _}) -> Inlet end,
-                                                 fun({_, Request}) -> Request end, Plain)),
-    Plain =/= [].
+    maps:foreach(Ask, maps:groups_from_list(fun({Inlet, _}) -> Inlet end,
+                                            fun({_, Request}) -> Request end, plain(Agent))).
+
+plain(#agent{servers = Servers}) ->
+    [{Inlet, {Caller, Server, Pid}}
+     || {Server, #server{callers = Callers}} <- maps:to_list(Servers),
+        {Caller, {{plain, Inlet, _}, Pid}} <- maps:to_list(Callers)].
+
+%% It is time to look. The longer callers wait, the less often the agent looks.
+-spec looks(agent()) -> agent().
+looks(#agent{look = {_, Time}, servers = Servers, route = Route} = Agent) ->
+    ok = look(Agent),
+    Before = now_s() - ?LONG,
+    Slow = fun(Server, #server{callers = Callers, plain = Plain0} = Known) ->
+                   case [Caller || {Caller, {{plain, _, Second}, _}} <- maps:to_list(Callers),
+                                   Second < Before] of
+                       [] ->
+                           Known;
+                       _ ->
+                           Plain = trunkline_plain_reply:is_slow(Server, Route, Plain0),
+                           Known#server{plain = Plain}
+                   end
+           end,
+    look_again(min(2 * Time, ?MOST_RARELY), Agent#agent{servers = maps:map(Slow, Servers)}).
+
+look_again(Time, Agent) ->
+    case plain(Agent) of
+        [] -> Agent#agent{look = none};
+        _ -> Agent#agent{look = {erlang:start_timer(Time, self(), look), Time}}
+    end.
+
+%% A plain reply is owed to a caller that watches that inlet.
+watch(Inlet, #agent{inlets = Inlets, look = Look} = Agent) ->
+    Inlets1 = case Inlets of
+                  #{Inlet := _} -> Inlets;
+                  #{} -> Inlets#{Inlet => trunkline_process:monitor_connected(Inlet)}
+              end,
+    Look1 = case Look of
+                {_, ?OFTEN} ->
+                    Look;
+                {Timer, _} ->
+                    _ = erlang:cancel_timer(Timer),
+                    {erlang:start_timer(?OFTEN, self(), look), ?OFTEN};
+                none ->
+                    {erlang:start_timer(?OFTEN, self(), look), ?OFTEN}
+            end,
+    Agent#agent{inlets = Inlets1, look = Look1}.
+
+now_s() -> erlang:monotonic_time(second).
 
 %% This has come back from the server's lane, behind the news of all requests that were sent by a
 %% lease.
@@ -211,10 +260,10 @@ address(Request, #agent{servers = Servers, route = Route} = Agent)
                                lane = trunkline_sender:alias_of_lane(Route, Server)}
             end,
     owes_reply(Known) orelse mark(Server, 1, Agent),
-    {Way, #server{callers = Callers} = Known1, Agent1} = way(Request, Known, Agent),
-    Known2 = Known1#server{callers = Callers#{Caller => {Way, Pid}}},
+    {Way, Known1, Agent1} = way(Request, Known, Agent),
+    Known2 = waits(Caller, {Way, Pid}, Known1),
     Alias = case Way of
-                {plain, _} -> Caller;
+                {plain, _, _} -> Caller;
                 _ -> Known#server.lane
             end,
     {Server, {call, Label, {Pid, [[alias | Alias] | {Caller, {Pid, Server}, self()}]}},
@@ -272,16 +321,16 @@ address({ended, Object, _, Ref}, Agent) ->
 %% not wait. And a caller with a lease may have announced a request unseen.)
 way({call, _, _, _}, Known, Agent) ->
     {by_lane, Known, Agent};
-way({call, Server, Pid, _, _, {_, Name} = Watching}, #server{plain = Plain} = Known,
+way({call, Server, Pid, _, _, Inlet}, #server{plain = Plain} = Known,
     #agent{asked = Asked, route = Route} = Agent) ->
-    case may_be_plain(Known) andalso
-        trunkline_plain_reply:request(Server, {Pid, Name}, Route, Plain) of
+    case may_be_plain(Known)
+        andalso trunkline_plain_reply:request(Server, Pid, Route, Plain) of
         {plain, Plain1} ->
-            {{plain, Watching}, Known#server{plain = Plain1}, Agent};
+            {{plain, Inlet, now_s()}, Known#server{plain = Plain1}, watch(Inlet, Agent)};
         {by_lane, Plain1} ->
             {by_lane, Known#server{plain = Plain1}, Agent};
         {look, Plain1} ->
-            _ = look(Agent),
+            ok = look(Agent),
             {by_lane, Known#server{plain = Plain1}, Agent};
         {{asked, Question}, Plain1} ->
             {by_lane, Known#server{plain = Plain1},
@@ -289,16 +338,22 @@ way({call, Server, Pid, _, _, {_, Name} = Watching}, #server{plain = Plain} = Kn
         false ->
             {by_lane, Known, Agent}
     end;
-way({call, Server, _, _, _}, Known, Agent) ->
-    {not_awaited, not_plain(Server, Known, Agent), Agent}.
+way(_, Known, Agent) ->
+    {not_awaited, Known, Agent}.
 
-may_be_plain(#server{leased = Leased, callers = Callers}) ->
-    Leased =:= 0
-        andalso lists:all(fun({Way, _}) -> Way =/= not_awaited andalso Way =/= announced end,
-                          maps:values(Callers)).
+may_be_plain(#server{leased = Leased, others = Others}) -> Leased =:= 0 andalso Others =:= 0.
 
-not_plain(Server, #server{plain = Plain} = Known, #agent{route = Route}) ->
-    Known#server{plain = trunkline_plain_reply:other_request(Server, Route, Plain)}.
+%% (A caller that has announced a request may send it by lane after all.)
+waits(Caller, Waits, #server{others = Others, callers = Callers} = Known) ->
+    Before = case Callers of
+                 #{Caller := WaitsAlready} -> other(WaitsAlready);
+                 #{} -> 0
+             end,
+    Known#server{others = Others - Before + other(Waits), callers = Callers#{Caller => Waits}}.
+
+other({not_awaited, _}) -> 1;
+other({announced, _}) -> 1;
+other(_) -> 0.
 
 %% A lane has answered a question.
 -spec arrived(trunkline_plain_reply:question(), trunkline_in_turn:answer() | no, agent()) ->
@@ -371,31 +426,40 @@ unannounced({Caller, Server} = Request, #agent{servers = Servers} = Agent) ->
 
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
-        #{Server := #server{callers = #{Caller := Waits} = Callers} = Known} ->
+        #{Server := #server{callers = #{Caller := Waits} = Callers, others = Others} = Known} ->
             Known1 = settled(answered, Waits, Server,
-                             Known#server{callers = maps:remove(Caller, Callers)}, Agent),
+                             Known#server{callers = maps:remove(Caller, Callers),
+                                          others = Others - other(Waits)}, Agent),
             owes_reply(Known1) orelse mark(Server, -1, Agent),
             Agent#agent{servers = Servers#{Server := Known1}};
         #{} ->
             Agent
     end.
 
-settled(How, {{plain, {_, Name}}, Pid}, Server, #server{plain = Plain0} = Known,
+settled(How, {{plain, _, _}, Pid}, Server, #server{plain = Plain} = Known,
         #agent{route = Route}) ->
-    Plain = trunkline_plain_reply:settle(How, Server, {Pid, Name}, Route, Plain0),
-    Known#server{plain = Plain};
-settled(_, {not_awaited, _}, Server, Known, Agent) ->
-    not_plain(Server, Known, Agent);
-settled(_, _, _, Known, _) ->
-    Known.
+    Known#server{plain = trunkline_plain_reply:settle(How, Server, Pid, Route, Plain)};
+settled(_, Waits, Server, #server{plain = Plain} = Known, #agent{route = Route}) ->
+    case other(Waits) of
+        %% A plain reply could overtake what has left the lane just now.
+        1 -> Known#server{plain = trunkline_plain_reply:other_request(Server, Route, Plain)};
+        0 -> Known
+    end.
 
 %% No reply comes any more.
-forget(Server, #server{callers = Callers} = Known, Agent) ->
+forget(Server, #server{callers = Callers} = Known, #agent{asked = Asked, route = Route} = Agent) ->
     _ = owes_reply(Known) andalso mark(Server, -1, Agent),
-    Known1 = maps:fold(fun(_, Waits, Known0) -> settled(ended, Waits, Server, Known0, Agent) end,
-                       Known, Callers),
-    _ = not_plain(Server, Known1, Agent),
-    ok.
+    #server{plain = Plain} =
+        maps:fold(fun(_, Waits, Known0) -> settled(ended, Waits, Server, Known0, Agent) end,
+                  Known, Callers),
+    case trunkline_plain_reply:ended(Server, Route, Plain) of
+        none ->
+            Agent;
+        Question ->
+            Lane = trunkline_sender:lane_of(Route, Server),
+            ok = trunkline_in_turn:ask_no_more(Lane, Question),
+            Agent#agent{asked = maps:remove(Question, Asked)}
+    end.
 
 %% This process, which the agent monitors, is going to execute the command.
 -spec executed_by(pid(), trunkline_command:apply(), agent()) -> agent().
@@ -424,6 +488,9 @@ down(Executor, Reason, #agent{executors = Executors} = Agent)
     %% (With that reason it ends when it has sent the outcome.)
     Reason =:= Caller orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
+down(Inlet, _, #agent{inlets = Inlets} = Agent) when is_map_key(Inlet, Inlets) ->
+    Requests = [{Caller, Server} || {Of, {Caller, Server, _}} <- plain(Agent), Of =:= Inlet],
+    answered(Requests, Agent#agent{inlets = maps:remove(Inlet, Inlets)});
 down(Server, Reason, Agent) ->
     case is_relayed(Server, {server_ended, Server, Reason}, Agent) of
         true -> Agent;
@@ -444,10 +511,10 @@ is_relayed(Server, Message, #agent{servers = Servers}) ->
 server_ended(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
         {#server{callers = Callers} = Known, Servers1} ->
-            ok = forget(Server, Known, Agent),
+            Agent1 = forget(Server, Known, Agent),
             maps:foreach(fun(Caller, _) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
-            Agent#agent{servers = Servers1};
+            Agent1#agent{servers = Servers1};
         error ->
             Agent
     end.
@@ -456,19 +523,19 @@ server_ended(Server, Reason, #agent{servers = Servers} = Agent) ->
 %% is most often to the same server.) There are no leases.
 -spec sweep(agent()) -> agent().
 sweep(#agent{servers = Servers} = Agent) ->
-    Agent#agent{servers = maps:filter(fun(Server, #server{monitor = Monitor} = Known)
-                                                when map_size(Known#server.callers) =:= 0 ->
-                                              demonitor(Monitor),
-                                              ok = forget(Server, Known, Agent),
-                                              false;
-                                         (_, _) ->
-                                              true
-                                      end, Servers)}.
+    maps:fold(fun(Server, #server{monitor = Monitor} = Known, #agent{servers = Left} = Agent0)
+                    when map_size(Known#server.callers) =:= 0 ->
+                      demonitor(Monitor),
+                      forget(Server, Known, Agent0#agent{servers = maps:remove(Server, Left)});
+                 (_, _, Agent0) ->
+                      Agent0
+              end, Agent, Servers).
 
 %% The inlet ends. Who replies now replies to no caller.
 -spec ended(agent()) -> ok.
 ended(#agent{servers = Servers} = Agent) ->
-    maps:foreach(fun(Server, Known) -> forget(Server, Known, Agent) end, Servers).
+    _ = maps:fold(fun forget/3, Agent, Servers),
+    ok.
 
 %% Or may owe one, for all that the agent knows.
 owes_reply(#server{callers = Callers, leased = Ticks}) -> Ticks =/= 0 orelse map_size(Callers) > 0.

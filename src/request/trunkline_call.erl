@@ -102,13 +102,14 @@ call_lane(Node, Server, Label, Request, Deadline) ->
     case watch(Node, Deadline) of
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
-            {Command, Weighed} =
+            {Command, Way, Weighed} =
                 trunkline_plain_reply:command(Node, Server, Ref, Label, Inlet),
             case trunkline_sender:hand_over(Node, Command, Request, Deadline, connect) of
                 ok ->
                     receive
                         {[alias | Ref], Reply} ->
                             _ = case Reply of
+                                    _ when Way =:= plain -> came_by_lane(Node, Server, Reply);
                                     [_, _, _, _, _ | _] -> weigh(Node, Server, Reply, 1);
                                     _ when ?IS_LONG_BINARY(Reply) -> weigh(Node, Server, Reply, 1);
                                     _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
@@ -124,6 +125,7 @@ call_lane(Node, Server, Label, Request, Deadline) ->
                             {reply, Reply};
                         {[[alias | _] | {Ref, _, _}], Reply} ->  % sent by hand, to the pid
                             abandon({Ref, Node, Server}),
+                            ok = trunkline_plain_reply:by_hand(Node, Server),
                             {reply, Reply};
                         {'DOWN', Ref, process, Object, Reason} ->
                             {error, session_reason(Object, Reason)}
@@ -140,6 +142,8 @@ call_lane(Node, Server, Label, Request, Deadline) ->
     end.
 
 weigh(Node, Server, Reply, N) -> trunkline_plain_reply:weigh(Node, Server, Reply, N).
+
+came_by_lane(Node, Server, Reply) -> trunkline_plain_reply:came_by_lane(Node, Server, Reply).
 
 refused(direct) -> direct;
 refused(unreachable) -> {error, noconnection};

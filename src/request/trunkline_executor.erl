@@ -98,7 +98,7 @@ execute_call(Mark, M, F, A) ->
             ok = without_links(),
             MayEnd = trunkline_plain_call:may_end_with(Outcome, node(Mark)),
             Reason = outcome(MayEnd, Mark, Outcome),
-            ok = trunkline_plain_call:await_delivery(node(Mark)),
+            ok = trunkline_plain_call:await_delivery(node(Mark), infinity),
             exit(Reason)
     end.
 

@@ -85,6 +85,9 @@ handle_info({'DOWN', _, process, Pid, _}, #stand_in{watched = Watched} = S) ->
         [] when Watched =/= [] -> {stop, normal, S};
         Left -> {noreply, S#stand_in{watched = Left}}
     end;
+handle_info({are_waiting, Agent, Requests}, S) ->
+    ok = trunkline_plain_reply:are_waiting(Agent, Requests),
+    {noreply, S};
 handle_info({nodedown, _}, S) ->
     {stop, normal, S};
 handle_info(look, S) ->
