@@ -145,7 +145,7 @@ loop(S) ->
             ok = trunkline_agent:look(S#inlet.agent),
             loop(S);
         {timeout, _, look} ->
-            loop(S#inlet{agent = trunkline_agent:looks(S#inlet.agent)});
+            loop(timer(quiet, S#inlet{agent = trunkline_agent:looks(S#inlet.agent)}));
         {are_waiting, Agent, Requests} ->
             ok = trunkline_plain_reply:are_waiting(Agent, Requests),
             loop(S);

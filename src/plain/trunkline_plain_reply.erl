@@ -45,8 +45,8 @@
 
 %% All that servers here owe: {{Server, Caller}}.
 -define(OWED, ?MODULE).
-%% ms that a server waits at most.
--define(WAIT, 100).
+%% ms that a server waits at most, if the peer has stopped, say.
+-define(WAIT, 5000).
 %% In the process dictionary: the last request for a plain reply.
 -define(LAST(Node), {?MODULE, Node}).
 
@@ -375,21 +375,18 @@ owes(To) ->
         error:badarg -> false
     end.
 
-%% (Of a name or an alias it is not known whose it is.)
-is_for(Pid, Owed) when is_pid(Pid) ->
-    lists:member(Pid, Owed);
-is_for({each, Addressees}, Owed) ->
-    lists:any(fun(To) -> is_for(To, Owed) end, Addressees);
+%% (Of a name or an alias it is not known whose it is. But a caller does not take requests while it
+%% waits for a reply.)
+is_for({each, Addressees}, Owed) -> lists:any(fun(To) -> is_for(To, Owed) end, Addressees);
 is_for(Command, Owed) when is_tuple(Command) ->
-    case trunkline_command:receiver(Command) of
-        Pid when is_pid(Pid) -> lists:member(Pid, Owed);
-        _ -> true
-    end;
-is_for(_, _) ->
-    true.
+    lists:member(trunkline_command:receiver(Command), Owed);
+is_for(Pid, Owed) when is_pid(Pid) -> lists:member(Pid, Owed);
+is_for(_, _) -> true.
 
-all_owed({Server, Caller} = Key) when Server =:= self() -> [Caller | all_owed(ets:next(?OWED, Key))];
-all_owed(_) -> [].
+all_owed({Server, Caller} = Key) when Server =:= self() ->
+    [Caller | all_owed(ets:next(?OWED, Key))];
+all_owed(_) ->
+    [].
 
 is_owed(Key) ->
     try ets:member(?OWED, Key)
