@@ -103,7 +103,7 @@ call_lane(Node, Server, Label, Request, Deadline) ->
         Inlet when is_pid(Inlet) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             {Command, Way, Weighed} =
-                trunkline_plain_reply:command(Node, Server, Ref, Label, Inlet),
+                trunkline_long_reply:command(Node, Server, Ref, Label, Inlet),
             case trunkline_sender:hand_over(Node, Command, Request, Deadline, connect) of
                 ok ->
                     receive
@@ -125,7 +125,7 @@ call_lane(Node, Server, Label, Request, Deadline) ->
                             {reply, Reply};
                         {[[alias | _] | {Ref, _, _}], Reply} ->  % sent by hand, to the pid
                             abandon({Ref, Node, Server}),
-                            ok = trunkline_plain_reply:by_hand(Node, Server),
+                            ok = trunkline_long_reply:by_hand(Node, Server),
                             {reply, Reply};
                         {'DOWN', Ref, process, Object, Reason} ->
                             {error, session_reason(Object, Reason)}
@@ -141,9 +141,9 @@ call_lane(Node, Server, Label, Request, Deadline) ->
             refused(Refused)
     end.
 
-weigh(Node, Server, Reply, N) -> trunkline_plain_reply:weigh(Node, Server, Reply, N).
+weigh(Node, Server, Reply, N) -> trunkline_long_reply:weigh(Node, Server, Reply, N).
 
-came_by_lane(Node, Server, Reply) -> trunkline_plain_reply:came_by_lane(Node, Server, Reply).
+came_by_lane(Node, Server, Reply) -> trunkline_long_reply:came_by_lane(Node, Server, Reply).
 
 refused(direct) -> direct;
 refused(unreachable) -> {error, noconnection};
@@ -374,7 +374,7 @@ watch(Node, Patience) ->
                 Other -> Other
             end;
         Inlet ->
-            ok = trunkline_plain_reply:answered(Node),
+            ok = trunkline_long_reply:answered(Node),
             Inlet
     end.
 
