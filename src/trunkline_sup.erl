@@ -48,7 +48,6 @@ init(events) ->
              start => {trunkline_events, start_link, []}}]}};
 init(Options) ->
     ok = trunkline_peers:create(),
-    ok = trunkline_plain_reply:create(),
     {ok, {#{strategy => rest_for_one, intensity => 10, period => 10},
           [#{id => trunkline_events_sup, type => supervisor, restart => temporary,
              shutdown => infinity,

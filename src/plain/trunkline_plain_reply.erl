@@ -27,8 +27,8 @@
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
 %% by the distribution (trunkline_batches).
 %%
-%% Only a process that waits in a call asks for a plain reply (trunkline_long_reply). That it has the
-%% reply it tells when it next uses a lane. Until then, less and less often, the agent asks the
+%% Only a process that waits in a call asks for a plain reply (trunkline_long_reply). That it has
+%% the reply it tells when it next uses a lane. Until then, less and less often, the agent asks the
 %% inlet that the caller has watched, which knows who waits.
 -module(trunkline_plain_reply).
 -moduledoc false.
