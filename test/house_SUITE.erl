@@ -27,7 +27,7 @@ may_call(inbox) -> [request, lane, gate];
 may_call(peer) -> [request, lane, plain, gate, bulk, channel];    % starts and connects all of these
 may_call(observe) -> [peer, inbox, gate, channel, api];    % looks at all these, and steers none
 may_call(root) -> [];
-may_call(api) -> [peer, inbox, otp, request, lane, gate, bulk, channel].
+may_call(api) -> [peer, inbox, otp, request, lane, plain, gate, bulk, channel].
 
 %% These of src/ call the folders. The others are what all folders use.
 api() ->
