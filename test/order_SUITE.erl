@@ -1242,7 +1242,7 @@ send_both(A, To, Term) ->
 
 %% Runs Fun, and returns how many messages A has sent by plain distribution in their turn.
 count_sent_plain(A, Fun) ->
-    cluster:count_calls(A, [{trunkline_in_turn, sent_meanwhile, 2}], Fun).
+    cluster:count_calls(A, [{trunkline_in_turn, sent_meanwhile, 3}], Fun).
 
 %% Random senders, receivers, kinds, sizes, lanes and limits; small limits, so
 %% that senders wait and windows fill.
