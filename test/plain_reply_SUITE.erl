@@ -13,7 +13,8 @@
 -export([granted/1, message_before/1, to_another/1, silence/1, sent_earlier/1,
          not_granted/1, not_granted_if_session_resumes/1, async_before/1, async_under_way/1,
          message_behind/1, server_ends/1, server_ends_while_busy/1, ends_without_reply/1,
-         nothing_left/1, looks_go_on/1, end_in_good_order/1, connection_lost/1]).
+         nothing_left/1, looks_go_on/1, agent_killed/1, two_timers/1, end_in_good_order/1,
+         connection_lost/1]).
 -export([start/0, start/1, ways/1, until/4]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -28,7 +29,7 @@ suite() -> [{timetrap, {minutes, 2}}].
 all() -> [granted, message_before, to_another, silence, sent_earlier, not_granted,
           not_granted_if_session_resumes, async_before, async_under_way, message_behind,
           server_ends, server_ends_while_busy, ends_without_reply, nothing_left, looks_go_on,
-          end_in_good_order, connection_lost].
+          agent_killed, two_timers, end_in_good_order, connection_lost].
 
 %% --- which replies --------------------------------------------------------------------
 
@@ -407,6 +408,40 @@ looks_go_on(_) ->
     {{ok, _}, []} = result(A, Caller),
     cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end),
     cluster:stop_all([A, B]).
+
+%% What an agent leaves that is killed is gone with the next session. So the server's messages to
+%% the former caller go by lane.
+agent_killed(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Server = cluster:call(B, ?MODULE, start, []),
+    Caller = owed(A, B, Server),
+    [Inlet] = cluster:call(B, cluster, find, [inlets, cluster:node_of(A)]),
+    true = cluster:call(B, erlang, exit, [Inlet, kill]),
+    {{exit, {_, {trunkline, call, _}}}, []} = result(A, Caller),
+    cluster:await(fun() -> Inlets = cluster:call(B, cluster, find, [inlets, cluster:node_of(A)]),
+                           Inlets =/= [] andalso not lists:member(Inlet, Inlets)
+                  end),
+    ?assertEqual([], cluster:call(B, ets, tab2list, [trunkline_plain_reply])),
+    cluster:stop_all([A, B]).
+
+%% A timer that was cancelled when its message was here already does nothing.
+two_timers(_) ->
+    {A, B} = cluster:pair_on_the_distribution(),
+    Server = cluster:call(B, ?MODULE, start, []),
+    [Inlet] = cluster:call(B, cluster, find, [inlets, cluster:node_of(A)]),
+    Caller = owed(A, B, Server),
+    ok = late_timer(B, Inlet),
+    reply(B, Server),
+    {{ok, _}, []} = result(A, Caller),
+    cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end),
+    ok = late_timer(B, Inlet),
+    ok = granted_to(A, Server),
+    ?assertEqual([Inlet], cluster:call(B, cluster, find, [inlets, cluster:node_of(A)])),
+    cluster:stop_all([A, B]).
+
+late_timer(B, Inlet) ->
+    _ = cluster:call(B, erlang, send, [Inlet, {timeout, make_ref(), look}]),
+    ok.
 
 %% Until that function has been called so often at that node.
 await_calls(Calls, Function, Node) ->

@@ -144,8 +144,9 @@ loop(S) ->
         look ->
             ok = trunkline_agent:look(S#inlet.agent),
             loop(S);
-        {timeout, _, look} ->
-            loop(timer(quiet, S#inlet{agent = trunkline_agent:looks(S#inlet.agent)}));
+        {timeout, Timer, look} ->
+            Agent = trunkline_agent:time_to_look(Timer, S#inlet.agent),
+            loop(timer(quiet, S#inlet{agent = Agent}));
         {are_waiting, Agent, Requests} ->
             ok = trunkline_plain_reply:are_waiting(Agent, Requests),
             loop(S);

@@ -63,7 +63,7 @@ offer(Node, To, Message, How, Ticket) ->
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, limit = Limit,
                large = Large} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
-            Entered = case trunkline_plain_reply:send(Route, Ix, To, Message, How) of
+            Entered = case trunkline_plain_reply:send(Route, Ix, To, Message, element(1, How)) of
                           false ->
                               case trunkline_shape:weight(Message) of
                                   light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
@@ -75,7 +75,7 @@ offer(Node, To, Message, How, Ticket) ->
             case Entered of
                 Charge when is_integer(Charge) ->
                     element(Ix, Lanes) ! [Charge, self(), To | Message],
-                    trunkline_plain_reply:sent(To, Ix, Node, Bypass);
+                    trunkline_plain_reply:sent(To, Ix, Node, element(1, How), Bypass);
                 {sent, Answer} ->
                     Answer;
                 {alone, Charge} ->
@@ -171,17 +171,18 @@ by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Ch
     end.
 
 again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
-again(Answer, Node, To, _, _) -> answer(Answer, Node, To).
+again(Answer, Node, To, _, How) -> answer(Answer, Node, To, How).
 
 %% (A server may have to wait until what it has sent has arrived.)
-answer(ok, Node, To) ->
+answer(ok, Node, To, {Patience, _}) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, bypass = Bypass} ->
-            trunkline_plain_reply:sent(To, ?LANE_OF(self(), Lanes), Node, Bypass);
+            Ix = ?LANE_OF(self(), Lanes),
+            trunkline_plain_reply:sent(To, Ix, Node, Patience, Bypass);
         none ->
             ok
     end;
-answer(Other, _, _) ->
+answer(Other, _, _, _) ->
     Other.
 
 %% The same as hand_over/3, but the message does not travel in the lane, however small it is: a
@@ -192,15 +193,15 @@ hand_over_apart(Node, To, Message) ->
     enter_by(fun(Route, Ix, Ticket) ->
                      Charge = trunkline_gate:charge(Message),
                      large(Route, Ix, Node, To, Message, Charge, How, Ticket)
-             end, Node, To, new).
+             end, Node, To, How, new).
 
 %% What offer/5 does, off the hot path: Enter tries to enter the calling process's lane.
-enter_by(Enter, Node, To, Ticket) ->
+enter_by(Enter, Node, To, How, Ticket) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes} = Route ->
             case Enter(Route, ?LANE_OF(self(), Lanes), Ticket) of
-                {again, Ticket1} -> enter_by(Enter, Node, To, Ticket1);
-                Answer -> answer(Answer, Node, To)
+                {again, Ticket1} -> enter_by(Enter, Node, To, How, Ticket1);
+                Answer -> answer(Answer, Node, To, How)
             end;
         none ->
             direct
@@ -285,7 +286,7 @@ hand_over_packed(Node, To, Addressees, Packed, {_, Connect} = How) ->
     case may_connect(Node, Connect) of
         true -> enter_by(fun(Route, Ix, Ticket) ->
                                  enter_packed(Route, Ix, To, Addressees, Packed, How, Ticket)
-                         end, Node, To, new);
+                         end, Node, To, How, new);
         false -> noconnect
     end.
 

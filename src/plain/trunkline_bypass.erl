@@ -28,8 +28,8 @@
 %%     long       by how many more replies of a server were long than were not, for its callers: by
 %%                the hash of the server
 %%     watched    servers of a lane that are watched
-%%     said       how often such servers have sent something, and how often one of them has waited
-%%                then: by the hash of the server
+%%     said       how often a process of such a lane has sent something, and how often it has waited
+%%                then: by the hash of the process
 %%     owed       plain replies of a lane's servers
 %%
 %% As long as more are started than sent, a sender may be sending. One that is killed meanwhile

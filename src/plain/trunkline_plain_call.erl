@@ -96,7 +96,7 @@ is_suited(Size, Message, #route{large = Large}) ->
 
 %% Waits until everything has been delivered that the calling process has sent to that node, or is
 %% lost. Or for so many milliseconds.
--spec await_delivery(node(), timeout()) -> ok.
+-spec await_delivery(node(), timeout()) -> ok | timeout.
 await_delivery(Node, Time) ->
     await(Node, trunkline_deadline:in(Time)).
 
@@ -107,10 +107,14 @@ await(Node, Deadline) ->
             case trunkline_bypass:may(Gate, Ix, 0, Bypass)
                 orelse lists:member(trunkline_gate:path(Gate), [direct, down])
                 orelse trunkline_in_turn:await(element(Ix, Lanes), Ix, Bypass, Deadline)
-                orelse not trunkline_peers:takes_turns(Node)
-                orelse trunkline_deadline:left(Deadline) =:= 0 of
-                true -> ok;
-                false -> receive after ?AGAIN -> await(Node, Deadline) end
+                orelse not trunkline_peers:takes_turns(Node) of
+                true ->
+                    ok;
+                false ->
+                    case trunkline_deadline:left(Deadline) of
+                        0 -> timeout;
+                        _ -> receive after ?AGAIN -> await(Node, Deadline) end
+                    end
             end;
         none ->
             ok

@@ -22,7 +22,7 @@
 %% shared word, and the agent has to ask again. To a caller that it owes a plain reply it sends all
 %% that it sends by plain distribution, too. If it cannot know whether that caller gets a message
 %% (to a name, say), it waits until the message has arrived, and gives no plain replies for a
-%% while. So it is with a server that takes long to reply.
+%% while. Nor does a server that takes long to reply.
 %%
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
 %% by the distribution (trunkline_batches).
@@ -37,31 +37,39 @@
 
 -export([are_waiting/2]).
 -export([new/0, request/4, other_request/3, arrived/4, settle/5, is_slow/3, tick/3, ended/3]).
--export([create/0, send/5, sent/4]).
+-export([create/0, clean_up/0, send/5, sent/5]).
 
 -export_type([request/0, server/0, question/0]).
 
+-type caller() :: {pid(), Request :: trunkline_command:caller()}.
+
 -type request() :: {trunkline_command:caller(), Server :: pid(), Caller :: pid()}.
 
-%% All that servers here owe: {{Server, Caller}}.
+%% All that servers here owe: {{Server, Caller, Request}, Agent, Ix, Bypass}.
 -define(OWED, ?MODULE).
-%% ms that a server waits at most, if the peer has stopped, say.
+%% ms that a server waits at most, if the peer has stopped, say; and if it must not be suspended.
 -define(WAIT, 5000).
-%% Plain replies that a server may owe: if the peer stops, they should not suspend the server for
-%% as long, unless they are very long. (The distribution takes 1 MB.)
+-define(SHORT_WAIT, 100).
+%% Seconds for which a server does not wait again if it has waited in vain. In the process
+%% dictionary: until when.
+-define(NO_WAIT, 60).
+-define(IN_VAIN, {?MODULE, in_vain}).
+%% Plain replies that a server may owe to the callers of one inlet. Replies of 32 kB do not suspend
+%% the server then, even if the peer has stopped: the distribution takes 1 MB before it does.
 -define(MOST, 32).
-%% Seconds without plain replies after a server has waited; and after it has sent something else,
-%% unless its lane is idle.
+%% Seconds without plain replies after a server has waited.
 -define(SILENCE, 10).
+%% Seconds without a question to the lane after the server has sent something else.
 -define(PAUSE, 1).
-%% The same after a reply that has taken long: as long as it is owed, messages to names wait.
--define(SLOW, 600).
+%% Seconds without plain replies after one has taken long: as long as it is owed, messages to names
+%% wait.
+-define(SLOW, 60).
 
 %% What an agent knows of a server.
 -record(server,
-        {%% Whether all has arrived that the server has sent: not known; the lane has been asked; it
-         %% has; it has sent something since, and the lane is not asked before that second. Or it
-         %% is left alone until then.
+        {%% Whether all has arrived that the server has sent. `has_said': it has sent something
+         %% since, and the lane is not asked before that second. `not_before': there are no plain
+         %% replies until then.
          clean = no :: no | {asked, question()} | yes | {has_said, Second :: integer()}
                      | {not_before, Second :: integer()},
          %% What the shared word was at that time.
@@ -99,7 +107,7 @@ new() -> #server{}.
 
 %% A caller asks for a plain reply. `plain': the server may send one, and settle/5 must follow.
 %% `asked': arrived/4 will. `look': many callers may have theirs already, and not have told.
--spec request(Server :: pid(), Caller :: pid(), trunkline_route:route(), server()) ->
+-spec request(Server :: pid(), caller(), trunkline_route:route(), server()) ->
           {plain | by_lane | look | {asked, question()}, server()}.
 request(Server, Caller, Route, S) ->
     case trunkline_in_turn:is_near(Route#route.stats)
@@ -115,14 +123,12 @@ ask(_, _, _, #server{owed = Owed, has_looked = HasLooked} = S) when Owed >= ?MOS
 ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
-    ok = owe(Server, Caller),
-    ok = trunkline_bypass:owe(1, Ix, Bypass),
+    ok = owe(Server, Caller, Ix, Bypass),
     case trunkline_bypass:said(Server, Bypass) of
         Said ->
             {plain, S#server{owed = Owed + 1, used = true}};
         _ ->
-            ok = paid(Server, Caller),
-            ok = trunkline_bypass:owe(-1, Ix, Bypass),
+            ok = paid(Server, Caller, Ix, Bypass),
             ask(Server, Caller, Route, S#server{clean = {has_said, now_s() + ?PAUSE}})
     end;
 ask(Server, Caller, Route, #server{clean = {has_said, Second}, said = Before} = S) ->
@@ -144,7 +150,7 @@ ask(_, _, _, #server{clean = {asked, _}} = S) ->
 watch(Server, Caller, Route, Second, S) ->
     #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
-    _ = is_any(S) orelse trunkline_bypass:watch(1, Ix, Bypass),
+    _ = needs_watching(S) orelse trunkline_bypass:watch(1, Ix, Bypass),
     S1 = S#server{said = trunkline_bypass:said(Server, Bypass), used = true},
     case trunkline_bypass:is_idle(Gate, Ix, Bypass) of
         true ->
@@ -193,24 +199,39 @@ other_request(Server, Route, #server{clean = Clean} = S) ->
 
 %% The caller has a plain reply, or does not wait for it any more. Or the server has `ended': its
 %% last message may be the reply, and news of the end must not overtake that.
--spec settle(answered | ended, Server :: pid(), Caller :: pid(), trunkline_route:route(),
-             server()) -> server().
-settle(How, Server, Caller, Route, #server{owed = Owed} = S) ->
+-spec settle(answered | ended, Server :: pid(), caller(), trunkline_route:route(), server()) ->
+          server().
+settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route,
     Ix = ?LANE_OF(Server, Lanes),
     ok = case How of
              answered -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1);
-             ended -> trunkline_in_turn:sent_for(Server, node(Caller), Route)
+             ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route)
          end,
-    ok = paid(Server, Caller),
-    ok = trunkline_bypass:owe(-1, Ix, Bypass),
+    ok = paid(Server, Caller, Ix, Bypass),
     unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
 
-owe(Server, Caller) -> in_table(fun() -> ets:insert(?OWED, {{Server, Caller}}) end).
+owe(Server, {Pid, Request}, Ix, Bypass) ->
+    ok = in_table(fun() -> ets:insert(?OWED, {{Server, Pid, Request}, self(), Ix, Bypass}) end),
+    trunkline_bypass:owe(1, Ix, Bypass).
 
-paid(Server, Caller) -> in_table(fun() -> ets:delete(?OWED, {Server, Caller}) end).
+paid(Server, {Pid, Request}, Ix, Bypass) ->
+    ok = in_table(fun() -> ets:delete(?OWED, {Server, Pid, Request}) end),
+    trunkline_bypass:owe(-1, Ix, Bypass).
 
-%% (Retired inlets outlive the table, which belongs to the application's supervisor.)
+%% Agents that have been killed have left something. Nothing of theirs is owed any more.
+-spec clean_up() -> ok.
+clean_up() ->
+    in_table(fun() ->
+                     [begin
+                          true = ets:delete(?OWED, Key),
+                          trunkline_bypass:owe(-1, Ix, Bypass)
+                      end || {Key, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
+                             not is_process_alive(Agent)],
+                     true
+             end).
+
+%% (Retired inlets outlive the table, which ends with the application.)
 in_table(Write) ->
     try Write() of
         true -> ok
@@ -239,21 +260,21 @@ is_watched({has_said, _}) -> true;
 is_watched(_) -> false.
 
 unwatched(Server, #route{lanes = Lanes, bypass = Bypass}, Before, S) ->
-    case {is_any(Before), is_any(S)} of
+    case {needs_watching(Before), needs_watching(S)} of
         {true, false} -> trunkline_bypass:watch(-1, ?LANE_OF(Server, Lanes), Bypass), S;
         _ -> S
     end.
 
-is_any(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watched(Clean).
+needs_watching(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watched(Clean).
 
 %% --- for the server ---------------------------------------------------------------
 
 %% The calling process sends that by plain distribution, if it owes the receiver a plain reply.
 %% `false': it does not.
 -spec send(trunkline_route:route(), Ix :: pos_integer(), trunkline_lane:to(), Message :: term(),
-           {trunkline_refused:patience(), term()}) -> ok | nosuspend | false.
-send(#route{bypass = Bypass} = Route, Ix, To, Message, {Patience, _}) when is_pid(To) ->
-    case trunkline_bypass:is_watched(Ix, Bypass) andalso is_owed({self(), To}) of
+           trunkline_refused:patience()) -> ok | nosuspend | false.
+send(#route{bypass = Bypass} = Route, Ix, To, Message, Patience) when is_pid(To) ->
+    case trunkline_bypass:is_watched(Ix, Bypass) andalso owes(To, node(To)) of
         true -> trunkline_in_turn:send_past(Route, Ix, To, Message, Patience);
         false -> false
     end;
@@ -261,48 +282,64 @@ send(_, _, _, _, _) ->
     false.
 
 %% The calling process has handed a message for that node to its lane. If the process owes the
-%% receiver a plain reply, it waits until the message has arrived: for a while, if the lane answers.
--spec sent(trunkline_lane:to(), Ix :: pos_integer(), node(), trunkline_bypass:bypass()) -> ok.
-sent(To, Ix, Node, Bypass) ->
+%% receiver a plain reply, it waits until the message has arrived.
+-spec sent(trunkline_lane:to(), Ix :: pos_integer(), node(), trunkline_refused:patience(),
+           trunkline_bypass:bypass()) -> ok.
+sent(To, Ix, Node, Patience, Bypass) ->
     case trunkline_bypass:is_watched(Ix, Bypass) of
         false ->
             ok;
         true ->
             ok = trunkline_bypass:say(Bypass),
-            case owes(To) andalso not trunkline_bypass:is_late(Ix, Bypass) of
-                true ->
-                    ok = trunkline_bypass:wait(Bypass),
-                    ok = trunkline_plain_call:await_delivery(Node, ?WAIT),
-                    look(Node);
-                false ->
-                    ok
+            case owes(To, Node) of
+                true -> wait(Node, Patience, Bypass);
+                false -> ok
             end
     end.
 
-owes(To) ->
-    try all_owed(ets:next(?OWED, {self(), 0})) of
-        [] -> false;
-        Owed -> is_for(To, Owed)
-    catch
-        error:badarg -> false
+wait(Node, Patience, Bypass) ->
+    ok = trunkline_bypass:wait(Bypass),
+    Time = case Patience of
+               nosuspend -> ?SHORT_WAIT;
+               _ -> ?WAIT
+           end,
+    case may_wait() andalso trunkline_plain_call:await_delivery(Node, Time) of
+        ok -> look(Node);
+        timeout -> _ = put(?IN_VAIN, now_s() + ?NO_WAIT), ok;
+        false -> ok
     end.
 
-%% (Of a name or an alias it is not known whose it is. But a caller does not take requests while it
-%% waits for a reply.)
-is_for({each, Addressees}, Owed) -> lists:any(fun(To) -> is_for(To, Owed) end, Addressees);
-is_for(Command, Owed) when is_tuple(Command) ->
-    lists:member(trunkline_command:receiver(Command), Owed);
-is_for(Pid, Owed) when is_pid(Pid) -> lists:member(Pid, Owed);
-is_for(_, _) -> true.
+may_wait() ->
+    case get(?IN_VAIN) of
+        undefined -> true;
+        Until -> now_s() >= Until
+    end.
 
-all_owed({Server, Caller} = Key) when Server =:= self() ->
-    [Caller | all_owed(ets:next(?OWED, Key))];
-all_owed(_) ->
-    [].
+%% Whether the calling process owes a plain reply to a process of that node that may get this. (Of a
+%% name or an alias it is not known whose it is.)
+owes(Pid, _) when is_pid(Pid) ->
+    case next({self(), Pid, 0}) of
+        {Server, Pid, _} when Server =:= self() -> true;
+        _ -> false
+    end;
+owes({each, Addressees}, Node) ->
+    lists:any(fun(To) -> owes(To, Node) end, Addressees);
+owes(Command, Node) when is_tuple(Command) ->
+    case trunkline_command:receiver(Command) of
+        Pid when is_pid(Pid) -> owes(Pid, Node);
+        {name, Name} -> owes(Name, Node);
+        unknown -> false
+    end;
+owes(_, Node) ->
+    owes_any(next({self(), 0, 0}), Node).
 
-is_owed(Key) ->
-    try ets:member(?OWED, Key)
-    catch error:badarg -> false
+owes_any({Server, Pid, _}, Node) when Server =:= self(), node(Pid) =:= Node -> true;
+owes_any({Server, _, _} = Key, Node) when Server =:= self() -> owes_any(next(Key), Node);
+owes_any(_, _) -> false.
+
+next(Key) ->
+    try ets:next(?OWED, Key)
+    catch error:badarg -> none
     end.
 
 %% The caller may have the reply, though its agent does not know yet.

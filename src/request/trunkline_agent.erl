@@ -34,9 +34,9 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([new/1, step/3, called/2, arrived/3, look/1, looks/1, tick/1, lease_over/3, address/2,
-         delivered/1, broken/3, answered/2, unannounced/2, executed_by/3, monitored_ended/5, down/3,
-         server_ended/3, sweep/1, ended/1]).
+-export([new/1, step/3, called/2, arrived/3, look/1, time_to_look/2, tick/1, lease_over/3,
+         address/2, delivered/1, broken/3, answered/2, unannounced/2, executed_by/3,
+         monitored_ended/5, down/3, server_ended/3, sweep/1, ended/1]).
 -export([is_awaited/1]).
 
 -export_type([agent/0]).
@@ -62,7 +62,7 @@
          plain = trunkline_plain_reply:new() :: trunkline_plain_reply:server(),
          %% Of its callers, those whose replies go by lane and who may not wait for them.
          others = 0 :: non_neg_integer(),
-         %% Those that wait for a reply.
+         %% Those that have no reply yet.
          callers = #{} :: #{trunkline_command:caller() => {way(), Caller :: pid()}}}).
 -record(agent,
         {route :: trunkline_route:route(),
@@ -82,6 +82,7 @@
 %% that node.
 -spec new(trunkline_route:route()) -> agent().
 new(Route) ->
+    ok = trunkline_plain_reply:clean_up(),
     #agent{route = Route}.
 
 %% Carries out a command that has come by lane.
@@ -185,9 +186,9 @@ plain(#agent{servers = Servers}) ->
      || {Server, #server{callers = Callers}} <- maps:to_list(Servers),
         {Caller, {{plain, Inlet, _}, Pid}} <- maps:to_list(Callers)].
 
-%% It is time to look. The longer callers wait, the less often the agent looks.
--spec looks(agent()) -> agent().
-looks(#agent{look = {_, Time}, servers = Servers, route = Route} = Agent) ->
+%% That timer has ended. The longer callers wait, the less often the agent looks.
+-spec time_to_look(Timer :: reference(), agent()) -> agent().
+time_to_look(Timer, #agent{look = {Timer, Time}, servers = Servers, route = Route} = Agent) ->
     ok = look(Agent),
     Before = now_s() - ?LONG,
     Slow = fun(Server, #server{callers = Callers, plain = Plain0} = Known) ->
@@ -200,7 +201,9 @@ looks(#agent{look = {_, Time}, servers = Servers, route = Route} = Agent) ->
                            Known#server{plain = Plain}
                    end
            end,
-    look_again(min(2 * Time, ?MOST_RARELY), Agent#agent{servers = maps:map(Slow, Servers)}).
+    look_again(min(2 * Time, ?MOST_RARELY), Agent#agent{servers = maps:map(Slow, Servers)});
+time_to_look(_, Agent) ->
+    Agent.                                   % it was cancelled too late
 
 look_again(Time, Agent) ->
     case plain(Agent) of
@@ -209,7 +212,7 @@ look_again(Time, Agent) ->
     end.
 
 %% A plain reply is owed to a caller that watches that inlet.
-watch(Inlet, #agent{inlets = Inlets, look = Look} = Agent) ->
+watch_inlet(Inlet, #agent{inlets = Inlets, look = Look} = Agent) ->
     Inlets1 = case Inlets of
                   #{Inlet := _} -> Inlets;
                   #{} -> Inlets#{Inlet => trunkline_process:monitor_connected(Inlet)}
@@ -321,12 +324,12 @@ address({ended, Object, _, Ref}, Agent) ->
 %% not wait. And a caller with a lease may have announced a request unseen.)
 way({call, _, _, _}, Known, Agent) ->
     {by_lane, Known, Agent};
-way({call, Server, Pid, _, _, Inlet}, #server{plain = Plain} = Known,
+way({call, Server, Pid, Request, _, Inlet}, #server{plain = Plain} = Known,
     #agent{asked = Asked, route = Route} = Agent) ->
     case may_be_plain(Known)
-        andalso trunkline_plain_reply:request(Server, Pid, Route, Plain) of
+        andalso trunkline_plain_reply:request(Server, {Pid, Request}, Route, Plain) of
         {plain, Plain1} ->
-            {{plain, Inlet, now_s()}, Known#server{plain = Plain1}, watch(Inlet, Agent)};
+            {{plain, Inlet, now_s()}, Known#server{plain = Plain1}, watch_inlet(Inlet, Agent)};
         {by_lane, Plain1} ->
             {by_lane, Known#server{plain = Plain1}, Agent};
         {look, Plain1} ->
@@ -427,7 +430,7 @@ unannounced({Caller, Server} = Request, #agent{servers = Servers} = Agent) ->
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
         #{Server := #server{callers = #{Caller := Waits} = Callers, others = Others} = Known} ->
-            Known1 = settled(answered, Waits, Server,
+            Known1 = settled(answered, Caller, Waits, Server,
                              Known#server{callers = maps:remove(Caller, Callers),
                                           others = Others - other(Waits)}, Agent),
             owes_reply(Known1) orelse mark(Server, -1, Agent),
@@ -436,10 +439,10 @@ settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
             Agent
     end.
 
-settled(How, {{plain, _, _}, Pid}, Server, #server{plain = Plain} = Known,
+settled(How, Caller, {{plain, _, _}, Pid}, Server, #server{plain = Plain} = Known,
         #agent{route = Route}) ->
-    Known#server{plain = trunkline_plain_reply:settle(How, Server, Pid, Route, Plain)};
-settled(_, Waits, Server, #server{plain = Plain} = Known, #agent{route = Route}) ->
+    Known#server{plain = trunkline_plain_reply:settle(How, Server, {Pid, Caller}, Route, Plain)};
+settled(_, _, Waits, Server, #server{plain = Plain} = Known, #agent{route = Route}) ->
     case other(Waits) of
         %% A plain reply could overtake what has left the lane just now.
         1 -> Known#server{plain = trunkline_plain_reply:other_request(Server, Route, Plain)};
@@ -450,8 +453,9 @@ settled(_, Waits, Server, #server{plain = Plain} = Known, #agent{route = Route})
 forget(Server, #server{callers = Callers} = Known, #agent{asked = Asked, route = Route} = Agent) ->
     _ = owes_reply(Known) andalso mark(Server, -1, Agent),
     #server{plain = Plain} =
-        maps:fold(fun(_, Waits, Known0) -> settled(ended, Waits, Server, Known0, Agent) end,
-                  Known, Callers),
+        maps:fold(fun(Caller, Waits, Known0) ->
+                          settled(ended, Caller, Waits, Server, Known0, Agent)
+                  end, Known, Callers),
     case trunkline_plain_reply:ended(Server, Route, Plain) of
         none ->
             Agent;
