@@ -45,8 +45,10 @@
 
 -type request() :: {trunkline_command:caller(), Server :: pid(), Caller :: pid()}.
 
-%% All that servers here owe: {{Server, Caller, Request}, Agent, Ix, Bypass}.
+%% All that servers here owe: {{Server, Caller, Request}, IsGranted, Agent, Ix, Bypass}. What is not
+%% granted yet may be taken back.
 -define(OWED, ?MODULE).
+-define(IS_GRANTED, 2).
 %% ms that a server waits at most, if the peer has stopped, say; and if it must not be suspended.
 -define(WAIT, 5000).
 -define(SHORT_WAIT, 100).
@@ -126,6 +128,7 @@ ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) -
     ok = owe(Server, Caller, Ix, Bypass),
     case trunkline_bypass:said(Server, Bypass) of
         Said ->
+            ok = granted(Server, Caller),
             {plain, S#server{owed = Owed + 1, used = true}};
         _ ->
             ok = paid(Server, Caller, Ix, Bypass),
@@ -197,23 +200,30 @@ other_request(Server, Route, #server{clean = Clean} = S) ->
         false -> S
     end.
 
-%% The caller has a plain reply, or does not wait for it any more. Or the server has `ended': its
-%% last message may be the reply, and news of the end must not overtake that.
--spec settle(answered | ended, Server :: pid(), caller(), trunkline_route:route(), server()) ->
-          server().
+%% The caller has a plain reply, or does not wait for it any more; or the session is `over'. Or the
+%% server has `ended': its last message may be the reply, and news of the end must not overtake
+%% that.
+-spec settle(answered | ended | over, Server :: pid(), caller(), trunkline_route:route(),
+             server()) -> server().
 settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route,
     Ix = ?LANE_OF(Server, Lanes),
     ok = case How of
              answered -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1);
-             ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route)
+             ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route);
+             over -> ok
          end,
     ok = paid(Server, Caller, Ix, Bypass),
     unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
 
 owe(Server, {Pid, Request}, Ix, Bypass) ->
-    ok = in_table(fun() -> ets:insert(?OWED, {{Server, Pid, Request}, self(), Ix, Bypass}) end),
+    Row = {{Server, Pid, Request}, false, self(), Ix, Bypass},
+    ok = in_table(fun() -> ets:insert(?OWED, Row) end),
     trunkline_bypass:owe(1, Ix, Bypass).
+
+granted(Server, {Pid, Request}) ->
+    Key = {Server, Pid, Request},
+    in_table(fun() -> ets:update_element(?OWED, Key, {?IS_GRANTED, true}) end).
 
 paid(Server, {Pid, Request}, Ix, Bypass) ->
     ok = in_table(fun() -> ets:delete(?OWED, {Server, Pid, Request}) end),
@@ -226,7 +236,7 @@ clean_up() ->
                      [begin
                           true = ets:delete(?OWED, Key),
                           trunkline_bypass:owe(-1, Ix, Bypass)
-                      end || {Key, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
+                      end || {Key, _, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
                              not is_process_alive(Agent)],
                      true
              end).
@@ -274,11 +284,19 @@ needs_watching(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watche
 -spec send(trunkline_route:route(), Ix :: pos_integer(), trunkline_lane:to(), Message :: term(),
            trunkline_refused:patience()) -> ok | nosuspend | false.
 send(#route{bypass = Bypass} = Route, Ix, To, Message, Patience) when is_pid(To) ->
-    case trunkline_bypass:is_watched(Ix, Bypass) andalso owes(To, node(To)) of
+    case trunkline_bypass:is_watched(Ix, Bypass) andalso is_granted(next({self(), To, 0}), To) of
         true -> trunkline_in_turn:send_past(Route, Ix, To, Message, Patience);
         false -> false
     end;
 send(_, _, _, _, _) ->
+    false.
+
+%% (If it is not granted, something that was sent before may be in the lane.)
+is_granted({Server, Pid, _} = Key, Pid) when Server =:= self() ->
+    try ets:lookup_element(?OWED, Key, ?IS_GRANTED)
+    catch error:badarg -> false
+    end;
+is_granted(_, _) ->
     false.
 
 %% The calling process has handed a message for that node to its lane. If the process owes the

@@ -450,11 +450,12 @@ settled(_, _, Waits, Server, #server{plain = Plain} = Known, #agent{route = Rout
     end.
 
 %% No reply comes any more.
-forget(Server, #server{callers = Callers} = Known, #agent{asked = Asked, route = Route} = Agent) ->
+forget(How, Server, #server{callers = Callers} = Known,
+       #agent{asked = Asked, route = Route} = Agent) ->
     _ = owes_reply(Known) andalso mark(Server, -1, Agent),
     #server{plain = Plain} =
         maps:fold(fun(Caller, Waits, Known0) ->
-                          settled(ended, Caller, Waits, Server, Known0, Agent)
+                          settled(How, Caller, Waits, Server, Known0, Agent)
                   end, Known, Callers),
     case trunkline_plain_reply:ended(Server, Route, Plain) of
         none ->
@@ -515,7 +516,7 @@ is_relayed(Server, Message, #agent{servers = Servers}) ->
 server_ended(Server, Reason, #agent{servers = Servers} = Agent) ->
     case maps:take(Server, Servers) of
         {#server{callers = Callers} = Known, Servers1} ->
-            Agent1 = forget(Server, Known, Agent),
+            Agent1 = forget(ended, Server, Known, Agent),
             maps:foreach(fun(Caller, _) -> send({down, Server, Caller}, Reason, Server, Agent) end,
                          Callers),
             Agent1#agent{servers = Servers1};
@@ -530,7 +531,8 @@ sweep(#agent{servers = Servers} = Agent) ->
     maps:fold(fun(Server, #server{monitor = Monitor} = Known, #agent{servers = Left} = Agent0)
                     when map_size(Known#server.callers) =:= 0 ->
                       demonitor(Monitor),
-                      forget(Server, Known, Agent0#agent{servers = maps:remove(Server, Left)});
+                      Agent1 = Agent0#agent{servers = maps:remove(Server, Left)},
+                      forget(over, Server, Known, Agent1);
                  (_, _, Agent0) ->
                       Agent0
               end, Agent, Servers).
@@ -538,7 +540,8 @@ sweep(#agent{servers = Servers} = Agent) ->
 %% The inlet ends. Who replies now replies to no caller.
 -spec ended(agent()) -> ok.
 ended(#agent{servers = Servers} = Agent) ->
-    _ = maps:fold(fun forget/3, Agent, Servers),
+    _ = maps:fold(fun(Server, Known, Agent0) -> forget(over, Server, Known, Agent0) end, Agent,
+                  Servers),
     ok.
 
 %% Or may owe one, for all that the agent knows.
