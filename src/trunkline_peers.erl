@@ -6,9 +6,9 @@
 -module(trunkline_peers).
 -moduledoc false.
 
--export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2, resumes/1,
-         takes_turns/1, may_send_plainly/2, is_suspended/1, is_audience/1, has_spoken/1, states/0,
-         of_link/1, monitor_connections/0, connection_of/1, connection/1]).
+-export([create/0, in_table/1, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2,
+         resumes/1, takes_turns/1, may_send_plainly/2, is_suspended/1, is_audience/1, has_spoken/1,
+         states/0, of_link/1, monitor_connections/0, connection_of/1, connection/1]).
 
 -export_type([peer/0, state/0, connection/0]).
 
@@ -62,7 +62,9 @@ put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabiliti
 delete(Node) ->
     in_table(fun() -> ets:delete(?MODULE, Node) end).
 
-%% If the top supervisor was killed the table is gone. Then no process reads it, either.
+%% Writes to this table, or to another one that ends with the application. If the top supervisor was
+%% killed, say, it is gone. Then no process reads it, either.
+-spec in_table(Write :: fun(() -> true)) -> ok.
 in_table(Write) ->
     try Write() of
         true -> ok

@@ -144,7 +144,7 @@ fence(AreGranted, B) -> transmit(0, [], full, way(AreGranted, B)).
 %% counted before its sender sends anything else. What is counted from here on the next batch
 %% reports: this one may go by a connection.) So does the first batch, which is behind what was sent
 %% by plain distribution before the session. And so do all while plain replies are owed, which
-%% nobody counts (trunkline_plain_reply).
+%% are not counted (trunkline_plain_reply).
 way(AreGranted, #batches{by = By, next = Next, past = Before} = B0) ->
     Past = trunkline_bypass:take(Before),
     B = B0#batches{past = Past},

@@ -75,7 +75,7 @@
 %% 8 kB. While a thousand servers owe replies, most processes have to ask.
 -define(MARKS, 1024).
 -define(MARK(Pid), (erlang:phash2(Pid, ?MARKS) + 1)).
-%% 2 kB each. (One hash may have several servers: then some wait, or say something, for others.)
+%% 2 kB each. (If one hash has several servers, what is said or found of one counts for all.)
 -define(SERVERS, 256).
 -define(SAID(Server), (?MARKS + erlang:phash2(Server, ?SERVERS) + 1)).
 %% Each lane has a cache line.

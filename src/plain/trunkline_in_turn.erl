@@ -308,13 +308,8 @@ ask(#route{lanes = Lanes, stats = Stats, bypass = Bypass} = Route, Ix, Node, To,
             trunkline_deadline:deadline()) -> boolean().
 await(Lane, Ix, Bypass, Deadline) ->
     Time = trunkline_deadline:left(Deadline),
-    case question(Lane, {reply, make_ref()}, give_up(Ix, Bypass), Time) of
-        {Go, Ref} when Go =:= go; element(1, Go) =:= go ->
-            Lane ! {not_sent, Ref},
-            true;
-        _ ->
-            false
-    end.
+    {Answer, Question} = question(Lane, {reply, make_ref()}, give_up(Ix, Bypass), Time),
+    have_arrived(Lane, Question, Answer).
 
 %% The same for the calling process, an inlet, about what another process has sent. It does not
 %% wait: it gets {Question, Answer}, if there is an answer.
@@ -331,12 +326,13 @@ ask_no_more(Lane, Question) ->
     ok.
 
 %% Whether that answer says so.
--spec have_arrived(Lane :: pid(), Question :: reference(), answer() | no) -> boolean().
-have_arrived(_, _, no) ->
-    false;
-have_arrived(Lane, Question, _) ->
+-spec have_arrived(Lane :: pid(), Question :: reference(), answer() | no | down | timeout) ->
+          boolean().
+have_arrived(Lane, Question, Go) when Go =:= go; element(1, Go) =:= go ->
     Lane ! {not_sent, Question},
-    true.
+    true;
+have_arrived(_, _, _) ->
+    false.
 
 give_up(Ix, Bypass) ->
     fun(Ref) ->

@@ -128,7 +128,7 @@ ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) -
     ok = owe(Server, Caller, Ix, Bypass),
     case trunkline_bypass:said(Server, Bypass) of
         Said ->
-            ok = granted(Server, Caller),
+            ok = enter(true, Server, Caller, Ix, Bypass),
             {plain, S#server{owed = Owed + 1, used = true}};
         _ ->
             ok = paid(Server, Caller, Ix, Bypass),
@@ -216,38 +216,31 @@ settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
     ok = paid(Server, Caller, Ix, Bypass),
     unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
 
-owe(Server, {Pid, Request}, Ix, Bypass) ->
-    Row = {{Server, Pid, Request}, false, self(), Ix, Bypass},
-    ok = in_table(fun() -> ets:insert(?OWED, Row) end),
+owe(Server, Caller, Ix, Bypass) ->
+    ok = enter(false, Server, Caller, Ix, Bypass),
     trunkline_bypass:owe(1, Ix, Bypass).
 
-granted(Server, {Pid, Request}) ->
-    Key = {Server, Pid, Request},
-    in_table(fun() -> ets:update_element(?OWED, Key, {?IS_GRANTED, true}) end).
+%% (Retired inlets outlive the table.)
+enter(IsGranted, Server, {Pid, Request}, Ix, Bypass) ->
+    Row = {{Server, Pid, Request}, IsGranted, self(), Ix, Bypass},
+    trunkline_peers:in_table(fun() -> ets:insert(?OWED, Row) end).
 
 paid(Server, {Pid, Request}, Ix, Bypass) ->
-    ok = in_table(fun() -> ets:delete(?OWED, {Server, Pid, Request}) end),
+    ok = trunkline_peers:in_table(fun() -> ets:delete(?OWED, {Server, Pid, Request}) end),
     trunkline_bypass:owe(-1, Ix, Bypass).
 
 %% Agents that have been killed have left something. Nothing of theirs is owed any more.
 -spec clean_up() -> ok.
 clean_up() ->
-    in_table(fun() ->
-                     [begin
-                          true = ets:delete(?OWED, Key),
-                          trunkline_bypass:owe(-1, Ix, Bypass)
-                      end || {Key, _, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
-                             not is_process_alive(Agent)],
-                     true
-             end).
-
-%% (Retired inlets outlive the table, which ends with the application.)
-in_table(Write) ->
-    try Write() of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end.
+    CleanUp = fun() ->
+                      [begin
+                           true = ets:delete(?OWED, Key),
+                           trunkline_bypass:owe(-1, Ix, Bypass)
+                       end || {Key, _, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
+                              not is_process_alive(Agent)],
+                      true
+              end,
+    trunkline_peers:in_table(CleanUp).
 
 %% To be called once a second. A server that owes nothing, and has had no such request since, is not
 %% watched any more.

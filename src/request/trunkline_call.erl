@@ -16,6 +16,8 @@
 -module(trunkline_call).
 -moduledoc false.
 
+-include("trunkline_long_reply.hrl").
+
 -export([call/4, call/5]).
 -export([send_request/3, send_request/5, reqids_add/3, wait_response/2, wait_response/3,
          receive_response/2, receive_response/3, check_response/2, check_response/3]).
@@ -51,7 +53,6 @@
 -define(IS_FLAT(Term), (is_atom(Term) orelse is_number(Term) orelse is_pid(Term)
                         orelse is_reference(Term) orelse Term =:= []
                         orelse is_binary(Term) andalso not ?IS_LONG_BINARY(Term))).
--define(IS_LONG_BINARY(Term), (byte_size(Term) >= 131_072)).
 
 %% Calls a gen_server or a gen_statem. An error becomes an exit, as in gen_server:call/3.
 -spec call(server_ref(), term(), timeout(), who()) -> term().
@@ -120,7 +121,7 @@ call_lane(Node, Server, Label, Request, Deadline) ->
                             _ = case Reply of
                                     _ when ?IS_SHORT(Reply) -> weigh(Node, Server, Reply, 1);
                                     _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
-                                    _ -> ok                      % no call: see command/5
+                                    _ -> ok                      % no call: see trunkline_long_reply
                                 end,
                             {reply, Reply};
                         {[[alias | _] | {Ref, _, _}], Reply} ->  % sent by hand, to the pid

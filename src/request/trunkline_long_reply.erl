@@ -8,6 +8,7 @@
 -moduledoc false.
 
 -include("../gate/trunkline_route.hrl").
+-include("trunkline_long_reply.hrl").
 
 -export([command/5, weigh/4, came_by_lane/3, by_hand/2, answered/1]).
 
@@ -32,17 +33,13 @@ command(Node, Server, Caller, Label, Inlet) ->
         true ->
             _ = put(?LAST(Node), {Server, Caller}),
             {trunkline_command:call_plain(Server, Caller, Label, Inlet), plain,
-             case Sample of
-                 0 -> ?SAMPLE_PLAIN;
-                 _ -> 0
-             end};
+             stands_for(Sample, ?SAMPLE_PLAIN)};
         false ->
-            {trunkline_command:call(Server, Caller, Label), by_lane,
-             case Sample rem ?SAMPLE of
-                 0 -> ?SAMPLE;
-                 _ -> 0
-             end}
+            {trunkline_command:call(Server, Caller, Label), by_lane, stands_for(Sample, ?SAMPLE)}
     end.
+
+stands_for(Sample, N) when Sample rem N =:= 0 -> N;
+stands_for(_, _) -> 0.
 
 %% (What arrives in an off-heap mailbox may change places with what an inlet has delivered: see
 %% trunkline_lane.)
@@ -72,7 +69,7 @@ weighed(Node, Server, IsLong, N) ->
     end.
 
 %% (Shorter binaries gain by batches, and longer ones as large messages.)
-is_long(Binary) when byte_size(Binary) >= 131_072, byte_size(Binary) < 524_288 -> true;
+is_long(Binary) when ?IS_LONG_BINARY(Binary), byte_size(Binary) < 524_288 -> true;
 is_long(Reply) -> trunkline_shape:weight(Reply) =:= heavy.
 
 %% The calling process has asked for a plain reply, and has got one by lane.
