@@ -19,7 +19,7 @@ start(_, _) ->
                     ok = trunkline_events:start(),
                     ok = trunkline_sender:count_fallbacks(),
                     ok = trunkline_monitors:create(),
-                    ok = trunkline_plain_reply:create(),
+                    ok = trunkline_owed:create(),
                     trunkline_sup:start_link(Options);
                 {error, _} = Error ->
                     Error

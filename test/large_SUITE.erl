@@ -16,7 +16,7 @@
          reply_behind_large_message/1, reply_behind_what_waits/1, becomes_known/1,
          replies_wait_no_longer/1, short_terms_wait/1, many_large_replies/1,
          killed_senders/1, killed_callers/1, given_up/1, asked_in_vain/1, stays_disconnected/1,
-         ends_killed/1,
+         ends_killed/1, opener_killed/1,
          carriers_killed/1, two_carriers_killed/1, processes_killed/1,
          link_killed_while_opening/1, nothing_in_the_log/1, stopped_and_continued/1,
          connection_breaks/1, breaks_before_the_term/1, new_incarnation/1,
@@ -34,8 +34,9 @@ all() -> [sizes, terms, mixtures, names_change, names_come_and_go, contended_mai
           waits_at_the_bound, replies_wait,
           reply_behind_large_message, reply_behind_what_waits, becomes_known,
           replies_wait_no_longer, short_terms_wait, many_large_replies, killed_senders,
-          killed_callers, given_up, asked_in_vain, stays_disconnected, ends_killed, carriers_killed,
-          two_carriers_killed, processes_killed, link_killed_while_opening, nothing_in_the_log,
+          killed_callers, given_up, asked_in_vain, stays_disconnected, ends_killed, opener_killed,
+          carriers_killed, two_carriers_killed, processes_killed, link_killed_while_opening,
+          nothing_in_the_log,
           stopped_and_continued,
           connection_breaks, breaks_before_the_term, new_incarnation, stops, stops_by_distribution,
           memory,
@@ -1490,6 +1491,63 @@ ends_killed(_) ->
 
 %% Under load, from either side, by the process and by the socket: nothing is lost,
 %% nothing comes twice, and everything is in order.
+%% What an opener has when it is killed is lost: a request, a reply, or the reason of a 'DOWN'. The
+%% session goes on, and for those who wait it is as if the connection had been lost.
+opener_killed(_) ->
+    {A, B} = cluster:pair([]),
+    NodeB = cluster:node_of(B),
+    {ok, Server} = cluster:call(B, server, start, [gen_server]),
+    Session = cluster:call(A, trunkline_peers, session, [NodeB]),
+    Call = fun() -> traffic:attempt(fun() -> byte_size(hd(packed(Server))) end) end,
+    Request = fun() ->
+                      Id = trunkline:send_request(Server, {echo, to_pack()}),
+                      case trunkline:receive_response(Id, ?LONG) of
+                          {reply, _} -> {ok, 5_000};
+                          Other -> Other
+                      end
+              end,
+    Monitor = fun() ->
+                      Ending = spawn(NodeB, fun() -> receive {exit, Why} -> exit(Why) end end),
+                      Ref = trunkline:monitor(process, Ending),
+                      trunkline:send(Ending, {exit, to_pack()}),
+                      receive
+                          {'DOWN', Ref, process, Ending, [_ | _]} -> {ok, 5_000};
+                          {'DOWN', Ref, process, Ending, Reason} -> Reason
+                      end
+              end,
+    lists:foreach(
+      fun({At, Try, Lost}) ->
+              ?assertEqual(Lost, kill_openers(At, A, Try)),
+              ?assertEqual(Session, cluster:call(A, trunkline_peers, session, [NodeB]))
+      end,
+      [{At, Try, Lost}
+       || {Try, Lost, Ats} <- [{Call, {exit, {nodedown, NodeB}}, [A, B]},
+                               {Request, {error, {noconnection, Server}}, [A, B]},
+                               {Monitor, noproc, [A]}],
+          At <- Ats]),
+    cluster:stop_all([A, B]).
+
+packed(Server) -> trunkline:call(Server, {echo, to_pack()}, infinity).
+
+%% Large, and slow to put together: a binary makes it a parcel.
+to_pack() -> [binary:copy(<<"x">>, 5_000) | lists:seq(1, 500_000)].
+
+%% All openers at that node are killed until what is tried at A fails.
+kill_openers(At, A, Try) ->
+    Killer = cluster:call(At, fun() ->
+        spawn(fun Kill() -> [exit(Pid, kill) || Pid <- cluster:openers()], Kill() end)
+    end),
+    Failed = cluster:call(A, fun() -> until_failed(Try) end),
+    true = cluster:call(At, erlang, exit, [Killer, kill]),
+    Failed.
+
+until_failed(Try) ->
+    case Try() of
+        {ok, 5_000} -> until_failed(Try);
+        {exit, {Reason, _}} -> {exit, Reason};
+        Other -> Other
+    end.
+
 carriers_killed(_) -> carriers_killed([], [carrier, socket], 6).
 
 two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, socket], 6).

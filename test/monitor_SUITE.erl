@@ -526,7 +526,7 @@ monitored(B, A) ->
       B, fun() ->
                  lists:sum([length(Ms) || Inlet <- cluster:find(inlets, NodeA),
                                           {monitors, Ms} <- [process_info(Inlet, monitors)]])
-                     + lists:sum([Size || T <- ets:all(), ets:info(T, name) =:= trunkline_agent,
+                     + lists:sum([Size || T <- ets:all(), ets:info(T, name) =:= trunkline_monitored,
                                           Size <- [ets:info(T, size)], is_integer(Size)])
          end).
 

@@ -336,8 +336,7 @@ plan(Seed, Wanted) ->
         ++ [{bulk_transport, dist} || one([true, false, false]), cluster:lane_transport() =:= dist]
         ++ [{resume_time, 300_000} || Kind =:= resume],
     #{kind => Kind, env => Env, where => Where,
-      senders => maps:from_list([{Node, [sender(Node) || _ <- lists:seq(1, 2 + rand:uniform(3))]}
-                                 || Node <- ?NODES]),
+      senders => maps:from_list([{Node, senders(Node)} || Node <- ?NODES]),
       faults => [{100 + rand:uniform(3_000), fault(Kind, Faults)}
                  || _ <- lists:seq(1, number_of_faults(Kind))]}.
 
@@ -381,22 +380,35 @@ inside(At, To, Faults) ->
                            _ -> Args#{at => To, to => At}
                        end}.
 
-%% A seed, the targets, and how often it does what.
-sender(Node) ->
+senders(Node) ->
+    Replies = one([any, long]),
+    [sender(Node, Replies) || _ <- lists:seq(1, 2 + rand:uniform(3))].
+
+%% A seed, the targets, how often it does what, and what it wants as replies.
+sender(Node, Replies) ->
     Others = shuffled(?NODES -- [Node]),
+    Mixes = case Replies of
+                any -> mixes();
+                %% Not too much else, or none of them is a plain reply.
+                long -> [[{call, 10}], [{call, 10}, {send, 5}, {monitor, 1}],
+                         [{call, 20}, {request, 1}, {cast, 2}], [{call, 5}, {send, 1}]]
+            end,
     Targets = [{At, Name} || At <- one([Others, Others, [hd(Others)]]),
                              Name <- one([[p1, p2, n], [p1], [p1, n]])],
-    #{seed => rand:uniform(1_000_000_000), targets => Targets,
-      mix => one([[{send, 6}, {cast, 2}, {{send, nosuspend}, 2}, {{send, noconnect}, 1}],
-                  [{send, 10}, {multicast, 5}, {abcast, 2}, {call, 1}],
-                  [{call, 5}, {request, 3}, {cast, 2}, {multi_call, 1}, {erpc_call, 2},
-                   {erpc_multicall, 1}],
-                  [{send, 10}, {cast, 10}, {{send, nosuspend}, 10}, {{send, noconnect}, 5},
-                   {multicast, 5}, {abcast, 3}, {call, 5}, {request, 3}, {multi_call, 1},
-                   {monitor, 3}, {erpc_call, 3}, {erpc_cast, 3}, {erpc_multicall, 1}],
-                  [{notify, 10}, {exit, 3}, {erpc_request, 3}, {erpc_multicast, 3},
-                   {rpc_call, 3}, {rpc_cast, 3}, {send, 3}],
-                  [{monitor, 10}, {exit, 5}, {send, 10}, {call, 1}]])}.
+    #{seed => rand:uniform(1_000_000_000), targets => Targets, replies => Replies,
+      mix => one(Mixes)}.
+
+mixes() ->
+    [[{send, 6}, {cast, 2}, {{send, nosuspend}, 2}, {{send, noconnect}, 1}],
+     [{send, 10}, {multicast, 5}, {abcast, 2}, {call, 1}],
+     [{call, 5}, {request, 3}, {cast, 2}, {multi_call, 1}, {erpc_call, 2},
+      {erpc_multicall, 1}],
+     [{send, 10}, {cast, 10}, {{send, nosuspend}, 10}, {{send, noconnect}, 5},
+      {multicast, 5}, {abcast, 3}, {call, 5}, {request, 3}, {multi_call, 1},
+      {monitor, 3}, {erpc_call, 3}, {erpc_cast, 3}, {erpc_multicall, 1}],
+     [{notify, 10}, {exit, 3}, {erpc_request, 3}, {erpc_multicast, 3},
+      {rpc_call, 3}, {rpc_cast, 3}, {send, 3}],
+     [{monitor, 10}, {exit, 5}, {send, 10}, {call, 1}]].
 
 one(List) -> lists:nth(rand:uniform(length(List)), List).
 
@@ -613,6 +625,9 @@ settle(#{nodes := Nodes, senders := All} = C) ->
         ++ losses(Missing, Counted, C) ++ wrong(Odd, Counted, C) ++ resumed(C)
         ++ [{failed, R, N} || {R, N} <- maps:to_list(Reasons), not is_documented(R, C)],
     C#{sums => #{messages => sum(lists:append(maps:values(Sent))),
+                 plain_replies => lists:sum([cluster:call(node_at(Id, C), nemesis_traffic,
+                                                          plain_replies, [])
+                                             || Id <- running(C)]),
                  received => sum(lists:append(maps:values(Received))),
                  lost => lists:sum(maps:values(Missing)),
                  counted => lists:sum([lost(L) || {L, _, _} <- maps:values(Counted)]),

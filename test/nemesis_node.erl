@@ -101,7 +101,7 @@ allowed({processes, trunkline_listener}, _, _) -> 3;
 allowed({port, trunkline_listener}, _, _) -> 2;
 allowed({port, trunkline_inlet}, _, #{{processes, trunkline_inlet} := Inlets}) -> Inlets;
 allowed({watched, session}, Peers, _) -> Peers;
-allowed({table, trunkline_agent}, _, #{{processes, trunkline_inlet} := Inlets}) -> Inlets;
+allowed({table, trunkline_monitored}, _, #{{processes, trunkline_inlet} := Inlets}) -> Inlets;
 allowed(_, _, _) -> 0.
 
 watched({_, {}}) -> caller;

@@ -19,13 +19,15 @@
 -behaviour(gen_server).
 
 -export([start_destinations/3, publish/1, logs/0, restart_named/1]).
--export([start_sender/3, stop_senders/2, count/0]).
+-export([start_sender/3, stop_senders/2, count/0, plain_replies/0]).
 -export([executed/1, worker/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 -export([keep_named/2, named/1]).
 
 -define(DIRECTORY, {nemesis, directory}).
 -define(COUNT, {nemesis, count}).
+-define(SENT, 1).
+-define(PLAIN, 2).
 -define(WHEEL, {nemesis, wheel}).
 %% ms
 -define(STUCK, 60_000).            % a sender that has not ended, or a 'DOWN' that has not come
@@ -37,7 +39,7 @@
 %% At the node Id, in its Incarnation. What others began to send to the names of the incarnation
 %% before, until its End, must not arrive here. Answers this node's part of the directory.
 start_destinations(Id, Incarnation, End) ->
-    ok = persistent_term:put(?COUNT, counters:new(1, [])),
+    ok = persistent_term:put(?COUNT, counters:new(?PLAIN, [])),
     ok = persistent_term:put(?WHEEL, element(1, rand:bytes_s(4_000_000, rand:seed_s(exsss, 1)))),
     maps:from_list([{{Id, Name}, start_destination(Id, Name, Incarnation, End)}
                     || Name <- [p1, p2, n, v, e]]).
@@ -106,15 +108,27 @@ handle_call(log, _, #log{runs = Runs, odd = Odd} = S) ->
     {reply, {[{Key, lists:reverse(R)} || {Key, R} <- maps:to_list(Runs)], Odd, S#log.late}, S};
 handle_call(alias, _, S) ->
     {reply, alias(), S};
-handle_call({Note, Bytes, Message}, From, S) ->
+handle_call({Note, Make, Message}, From, S) ->
+    ok = count_plain(From),
+    Reply = {entries(Message), payload(1, Make)},
     %% A reply keeps its place among the server's messages, if the request came by lane.
-    Noted = case From of
-                {Caller, [[alias | _] | _]} when Note =/= none ->
-                    trunkline:send(Caller, {note, Note});
-                _ -> none
-            end,
-    gen_server:reply(From, {got, entries(Message), payload(Bytes, Bytes), Noted}),
+    case {Note, From} of
+        {{before, Ref}, {Caller, [[alias | _] | _]}} ->
+            _ = trunkline:send(Caller, {note, Ref}),
+            gen_server:reply(From, {{before, Ref}, Reply});
+        {{later, Ref}, {Caller, [[alias | _] | _]}} ->
+            gen_server:reply(From, {{later, Ref}, Reply}),
+            trunkline:send(Caller, {note, Ref});
+        _ ->
+            gen_server:reply(From, {none, Reply})
+    end,
     {noreply, got(Message, S)}.
+
+%% How many of the requests ask for a plain reply (trunkline_plain_reply).
+count_plain({_, [[alias | Ref] | {Ref, _, _}]}) ->
+    counters:add(persistent_term:get(?COUNT), ?PLAIN, 1);
+count_plain(_) ->
+    ok.
 
 handle_cast(Message, S) -> {noreply, got(Message, S)}.
 
@@ -183,6 +197,18 @@ bytes() ->
         _ -> 100_000 + rand:uniform(1_900_000)
     end.
 
+%% What a reply is made of. A server whose replies are mostly long is asked for plain ones.
+make(any) ->
+    bytes();
+make(long) ->
+    case rand:uniform(10) of
+        1 -> bytes();
+        2 -> 131_072 + rand:uniform(300_000);
+        3 -> {list, 20_000 + rand:uniform(100_000)};
+        4 -> {rows, 100_000 + rand:uniform(900_000)};
+        _ -> {rows, 3_000 + rand:uniform(30_000)}
+    end.
+
 make() ->
     case {bytes(), rand:uniform(10)} of
         {Bytes, 1} when Bytes < 100_000 -> {list, Bytes};
@@ -196,17 +222,19 @@ make() ->
 %% What it did with the numbers of each Key: `sent' (accepted), `answered' (they must have arrived),
 %% `uncertain' (requests without an answer), `refused' (they must not arrive).
 -record(sender,
-        {id, mix, targets,
+        {id, mix, targets, replies,
+         %% What that destination has sent after its last reply.
+         later = #{} :: #{Key :: term() => reference()},
          numbers = #{} :: #{term() => pos_integer()},
          log = #{} :: #{{Key :: term(), How :: atom()} => [nemesis_check:run()]},
          reasons = #{} :: #{term() => pos_integer()},       % of calls that failed
          odd = []}).
 
 %% What it does follows from the seed, and from how fast things go.
-start_sender(Id, Seed, #{mix := Mix, targets := Targets}) ->
+start_sender(Id, Seed, #{mix := Mix, targets := Targets, replies := Replies}) ->
     spawn(fun() ->
                   _ = rand:seed(exsss, Seed),
-                  try loop(#sender{id = Id, mix = Mix, targets = Targets})
+                  try loop(#sender{id = Id, mix = Mix, targets = Targets, replies = Replies})
                   catch
                       Class:Reason:Stack ->
                           Crashed = {crashed, Class, Reason, Stack},
@@ -228,8 +256,11 @@ stop_senders(Senders, Destinations) ->
              {stuck, process_info(Pid, current_stacktrace)}
      end || {Pid, Ref} <- Refs].
 
+%% How many requests of all senders have got a plain reply here.
+plain_replies() -> counters:get(persistent_term:get(?COUNT), ?PLAIN).
+
 %% How many messages all senders here have sent.
-count() -> counters:get(persistent_term:get(?COUNT), 1).
+count() -> counters:get(persistent_term:get(?COUNT), ?SENT).
 
 loop(S) ->
     receive
@@ -284,13 +315,13 @@ step(request, Target, Directory, #sender{targets = Targets} = S) ->
     {Requests, S1} =
         lists:mapfoldl(fun(T, S0) ->
                                {[{_, To}], Message, S2} = message([T], [pid, name], Directory, S0),
-                               Bytes = bytes(),
-                               Id = trunkline:send_request(To, {none, Bytes, Message}),
-                               {{Id, Bytes, Message}, count_one(S2)}
+                               Make = make(S2#sender.replies),
+                               Id = trunkline:send_request(To, {none, Make, Message}),
+                               {{Id, Make, Message}, count_one(S2)}
                        end, S, [Target | [one(Targets) || _ <- lists:seq(1, rand:uniform(4) - 1)]]),
-    lists:foldl(fun({Id, Bytes, Message}, S2) ->
+    lists:foldl(fun({Id, Make, Message}, S2) ->
                         case trunkline:receive_response(Id, ?HUNG) of
-                            {reply, Reply} -> answered(Reply, Bytes, Message, S2);
+                            {reply, {none, Reply}} -> answered(Reply, Make, Message, S2);
                             {error, {Reason, _}} -> failed(request, Reason, Message, S2);
                             timeout -> failed(request, hung, Message, S2)
                         end
@@ -303,7 +334,7 @@ step(multi_call, {_, Name} = Target, Directory, #sender{targets = Targets} = S) 
     [] = Nodes -- (Bad ++ [Node || {Node, _} <- Replies]),
     lists:foldl(fun({Node, Entry}, S2) ->
                         case lists:keyfind(Node, 1, Replies) of
-                            {Node, {got, _, _, none}} -> log(answered, [Entry], S2);
+                            {Node, {none, {_, _}}} -> log(answered, [Entry], S2);
                             false -> reason({multi_call, bad_node}, log(uncertain, [Entry], S2))
                         end
                 end, count_one(S1), lists:zip(Nodes, entries(Message)));
@@ -373,25 +404,19 @@ step(Kind, Target, Directory, S) when Kind =:= monitor; Kind =:= exit ->
 
 executed(nobody, Message, S) -> done(uncertain, name, Message, S);
 executed(Reply, Message, S) ->
-    answered({got, Reply, payload(1, 1), none}, 1, Message, count_one(S)).
+    answered({Reply, payload(1, 1)}, 1, Message, count_one(S)).
 
-call(To, Message, Timeout, S) ->
-    Bytes = bytes(),
-    Note = case rand:uniform(2) =:= 1 andalso not lists:member(n, names(Message)) of
-               true -> make_ref();
-               false -> none
+call(To, Message, Timeout, #sender{replies = Replies} = S) ->
+    Make = make(Replies),
+    Note = case lists:member(n, names(Message)) of
+               true -> none;
+               false -> one([{before, make_ref()}, {later, make_ref()}
+                             | lists:duplicate(silent(Replies), none)])
            end,
-    try trunkline:call(To, {Note, Bytes, Message}, Timeout) of
-        {got, _, _, Noted} = Reply ->
-            S1 = answered(Reply, Bytes, Message, count_one(S)),
-            receive
-                Noted -> S1
-            after 0 ->
-                    case Noted of
-                        none -> S1;
-                        {note, Note} -> odd({no_note, entries(Message), Note}, S1)
-                    end
-            end
+    try trunkline:call(To, {Note, Make, Message}, Timeout) of
+        {Noted, Reply} ->
+            [{Key, _}] = entries(Message),
+            noted(Noted, Key, had_later(Key, answered(Reply, Make, Message, count_one(S))))
     catch
         exit:{timeout, {trunkline, call, _}} when Timeout =:= ?HUNG ->
             failed(call, hung, Message, odd({hung, To, entries(Message)}, count_one(S)));
@@ -399,11 +424,31 @@ call(To, Message, Timeout, S) ->
             failed(call, Reason, Message, count_one(S))
     end.
 
+%% (A server that sends much else gives no plain replies.)
+silent(any) -> 2;
+silent(long) -> 30.
+
+%% What the server has sent before the reply is here, and what it has sent after the one before.
+noted(none, _, S) -> S;
+noted({before, Note}, Key, S) -> had(Note, Key, S);
+noted({later, Note}, Key, #sender{later = Later} = S) -> S#sender{later = Later#{Key => Note}}.
+
+had_later(Key, #sender{later = Later} = S) when is_map_key(Key, Later) ->
+    {Note, Later1} = maps:take(Key, Later),
+    had(Note, Key, S#sender{later = Later1});
+had_later(_, S) ->
+    S.
+
+had(Note, Key, S) ->
+    receive {note, Note} -> S
+    after 0 -> odd({no_note, Key, Note}, S)
+    end.
+
 names(Message) -> [Name || {{_, {_, Name}, _}, _} <- entries(Message)].
 
-answered({got, Entries, Payload, _}, Bytes, Message, S) ->
+answered({Entries, Payload}, Make, Message, S) ->
     S1 = log(answered, entries(Message), S),
-    case {entries(Message), payload(Bytes, Bytes)} of
+    case {entries(Message), payload(1, Make)} of
         {Entries, Payload} -> S1;
         _ -> odd({wrong_reply, entries(Message), Entries}, S1)
     end.
@@ -427,7 +472,10 @@ message(Targets, Forms, Directory, S) ->
     Addresses = [address(Form, Target, maps:get(Target, Directory)) || Target <- Targets],
     %% If one of them is addressed by its name, whoever has the name may get it.
     Said = case lists:keymember(name, 1, Addresses) of true -> name; false -> Form end,
-    Make = make(),
+    Make = case S1#sender.replies of
+               any -> make();
+               long -> rand:uniform(200)         % no plain replies where requests are long, too
+           end,
     Seed = rand:uniform(1_999_993),
     Time = os:system_time(microsecond),
     {Addresses, {n, Time, Said, Entries, Seed, Make, payload(Seed, Make)}, S1}.
@@ -443,7 +491,7 @@ log(How, Entries, #sender{log = Log} = S) ->
     S#sender{log = lists:foldl(fun({Key, N}, L) -> add({Key, How}, N, L) end, Log, Entries)}.
 
 count_one(S) ->
-    counters:add(persistent_term:get(?COUNT), 1, 1),
+    counters:add(persistent_term:get(?COUNT), ?SENT, 1),
     S.
 
 one(List) -> lists:nth(rand:uniform(length(List)), List).

@@ -402,7 +402,7 @@ looks_go_on(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
     Server = cluster:call(B, ?MODULE, start, []),
     Caller = owed(A, B, Server),
-    await_calls(2, {trunkline_agent, look, 1}, B),
+    await_calls(2, {trunkline_waiting, look, 1}, B),
     ?assertMatch([_ | _], left(A, B)),
     reply(B, Server),
     {{ok, _}, []} = result(A, Caller),
@@ -421,7 +421,7 @@ agent_killed(_) ->
     cluster:await(fun() -> Inlets = cluster:call(B, cluster, find, [inlets, cluster:node_of(A)]),
                            Inlets =/= [] andalso not lists:member(Inlet, Inlets)
                   end),
-    ?assertEqual([], cluster:call(B, ets, tab2list, [trunkline_plain_reply])),
+    ?assertEqual([], cluster:call(B, ets, tab2list, [trunkline_owed])),
     cluster:stop_all([A, B]).
 
 %% A timer that was cancelled when its message was here already does nothing.
@@ -471,7 +471,7 @@ left(A, B) ->
       B, fun() ->
                  #route{bypass = Bypass, lanes = Lanes} = trunkline_route:lookup(NodeA),
                  Ixs = lists:seq(1, tuple_size(Lanes)),
-                 ets:tab2list(trunkline_plain_reply)
+                 ets:tab2list(trunkline_owed)
                      ++ [{owed, Ix} || Ix <- Ixs, atomics:get(Bypass, ?OWED(Ix)) =/= 0]
                      ++ [{watched, Ix} || Ix <- Ixs, trunkline_bypass:is_watched(Ix, Bypass)]
                      ++ [{marked, Ix} || Ix <- lists:seq(1, 1024), atomics:get(Bypass, Ix) =/= 0]
@@ -512,7 +512,7 @@ end_in_good_order(_) ->
 %% After a drain the inlets stay. If Trunkline has stopped, those for which somebody waits retire.
 %% They have looked whether anybody does when this returns.
 goes_on(drain, _, B) ->
-    await_calls(1, {trunkline_agent, look, 1}, B);
+    await_calls(1, {trunkline_waiting, look, 1}, B);
 goes_on(stop, A, B) ->
     [cluster:await(fun() -> retired(N) =/= [] end) || N <- [A, B]],
     await_calls(3, {trunkline_retired_inlet, is_watched, 1}, A).

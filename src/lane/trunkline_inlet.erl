@@ -148,7 +148,7 @@ loop(S) ->
             Agent = trunkline_agent:time_to_look(Timer, S#inlet.agent),
             loop(timer(quiet, S#inlet{agent = Agent}));
         {are_waiting, Agent, Requests} ->
-            ok = trunkline_plain_reply:are_waiting(Agent, Requests),
+            ok = trunkline_waiting:are_waiting(Agent, Requests),
             loop(S);
         {lease_over, Server, Ref} ->
             loop(S#inlet{agent = trunkline_agent:lease_over(Server, Ref, S#inlet.agent)});

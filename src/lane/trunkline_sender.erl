@@ -63,7 +63,7 @@ offer(Node, To, Message, How, Ticket) ->
         #route{lanes = Lanes, gate = Gate, bypass = Bypass, limit = Limit,
                large = Large} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
-            Entered = case trunkline_plain_reply:send(Route, Ix, To, Message, element(1, How)) of
+            Entered = case trunkline_owed:send(Route, Ix, To, Message, element(1, How)) of
                           false ->
                               case trunkline_shape:weight(Message) of
                                   light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
@@ -75,7 +75,7 @@ offer(Node, To, Message, How, Ticket) ->
             case Entered of
                 Charge when is_integer(Charge) ->
                     element(Ix, Lanes) ! [Charge, self(), To | Message],
-                    trunkline_plain_reply:sent(To, Ix, Node, element(1, How), Bypass);
+                    trunkline_owed:sent(To, Ix, Node, element(1, How), Bypass);
                 {sent, Answer} ->
                     Answer;
                 {alone, Charge} ->
@@ -178,7 +178,7 @@ answer(ok, Node, To, {Patience, _}) ->
     case trunkline_route:lookup(Node) of
         #route{lanes = Lanes, bypass = Bypass} ->
             Ix = ?LANE_OF(self(), Lanes),
-            trunkline_plain_reply:sent(To, Ix, Node, Patience, Bypass);
+            trunkline_owed:sent(To, Ix, Node, Patience, Bypass);
         none ->
             ok
     end;

@@ -299,7 +299,7 @@ executor_options(Node, Bytes) ->
 delivered(Mark) ->
     receive
         {[alias | Mark], Outcome} -> Outcome;
-        {'DOWN', Mark, process, _, Reason} -> Reason     % this node has lost it
+        {'DOWN', Mark, process, _, Reason} -> Reason     % lost at this node
     after 0 ->
             _ = unalias(Mark),
             noconnection

@@ -19,43 +19,27 @@
 %% The reply must not overtake what the server has sent to the caller before by lane. So it gets the
 %% alias only while all has arrived that it has ever sent to that node, but for replies to calls,
 %% which their callers have by now. When a server that is watched sends something it says so, by a
-%% shared word, and the agent has to ask again. To a caller that it owes a plain reply it sends all
-%% that it sends by plain distribution, too. If it cannot know whether that caller gets a message
-%% (to a name, say), it waits until the message has arrived, and gives no plain replies for a
-%% while. Nor does a server that takes long to reply.
+%% shared word, and the agent has to ask again. What the server sends while it owes a plain reply
+%% keeps the order, too (trunkline_owed). If the server had to wait for that it gives no plain
+%% replies for a while. Nor does a server that takes long to reply.
 %%
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
 %% by the distribution (trunkline_batches).
 %%
 %% Only a process that waits in a call asks for a plain reply (trunkline_long_reply). That it has
-%% the reply it tells when it next uses a lane. Until then, less and less often, the agent asks the
-%% inlet that the caller has watched, which knows who waits.
+%% the reply it tells when it next uses a lane, or the agent asks (trunkline_waiting).
+%%
+%% This module decides whether the next reply of a server may be a plain one. It has the state of
+%% one server, and the agent calls it.
 -module(trunkline_plain_reply).
 -moduledoc false.
 
 -include("../gate/trunkline_route.hrl").
 
--export([are_waiting/2]).
 -export([new/0, request/4, other_request/3, arrived/4, settle/5, is_slow/3, tick/3, ended/3]).
--export([create/0, clean_up/0, send/5, sent/5]).
 
--export_type([request/0, server/0, question/0]).
+-export_type([server/0, question/0]).
 
--type caller() :: {pid(), Request :: trunkline_command:caller()}.
-
--type request() :: {trunkline_command:caller(), Server :: pid(), Caller :: pid()}.
-
-%% All that servers here owe: {{Server, Caller, Request}, IsGranted, Agent, Ix, Bypass}. What is not
-%% granted yet may be taken back.
--define(OWED, ?MODULE).
--define(IS_GRANTED, 2).
-%% ms that a server waits at most, if the peer has stopped, say; and if it must not be suspended.
--define(WAIT, 5000).
--define(SHORT_WAIT, 100).
-%% Seconds for which a server does not wait again if it has waited in vain. In the process
-%% dictionary: until when.
--define(NO_WAIT, 60).
--define(IN_VAIN, {?MODULE, in_vain}).
 %% Plain replies that a server may owe to the callers of one inlet. Replies of 32 kB do not suspend
 %% the server then, even if the peer has stopped: the distribution takes 1 MB before it does.
 -define(MOST, 32).
@@ -83,33 +67,12 @@
 %% An alias of the agent, for one answer of the lane.
 -type question() :: reference().
 
--spec create() -> ok.
-create() ->
-    ?OWED = ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]),
-    ok.
-
-%% --- for an inlet -----------------------------------------------------------------
-
-%% The calling process is an inlet that callers watch while they wait. Tells the agent for which of
-%% these requests none waits.
--spec are_waiting(Agent :: pid(), [request()]) -> ok.
-are_waiting(Agent, Requests) ->
-    {monitored_by, By} = process_info(self(), monitored_by),
-    Waiting = maps:from_keys(By, []),
-    case [{Caller, Server}
-          || {Caller, Server, Pid} <- Requests, not is_map_key(Pid, Waiting)] of
-        [] -> ok;
-        Answered -> trunkline_process:send_connected(Agent, {answered, Answered})
-    end.
-
-%% --- for the agent, of one server -------------------------------------------------
-
 -spec new() -> server().
 new() -> #server{}.
 
 %% A caller asks for a plain reply. `plain': the server may send one, and settle/5 must follow.
 %% `asked': arrived/4 will. `look': many callers may have theirs already, and not have told.
--spec request(Server :: pid(), caller(), trunkline_route:route(), server()) ->
+-spec request(Server :: pid(), trunkline_owed:caller(), trunkline_route:route(), server()) ->
           {plain | by_lane | look | {asked, question()}, server()}.
 request(Server, Caller, Route, S) ->
     case trunkline_in_turn:is_near(Route#route.stats)
@@ -125,13 +88,13 @@ ask(_, _, _, #server{owed = Owed, has_looked = HasLooked} = S) when Owed >= ?MOS
 ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
-    ok = owe(Server, Caller, Ix, Bypass),
+    ok = trunkline_owed:owe(Server, Caller, Ix, Bypass),
     case trunkline_bypass:said(Server, Bypass) of
         Said ->
-            ok = enter(true, Server, Caller, Ix, Bypass),
+            ok = trunkline_owed:grant(Server, Caller, Ix, Bypass),
             {plain, S#server{owed = Owed + 1, used = true}};
         _ ->
-            ok = paid(Server, Caller, Ix, Bypass),
+            ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
             ask(Server, Caller, Route, S#server{clean = {has_said, now_s() + ?PAUSE}})
     end;
 ask(Server, Caller, Route, #server{clean = {has_said, Second}, said = Before} = S) ->
@@ -203,8 +166,8 @@ other_request(Server, Route, #server{clean = Clean} = S) ->
 %% The caller has a plain reply, or does not wait for it any more; or the session is `over'. Or the
 %% server has `ended': its last message may be the reply, and news of the end must not overtake
 %% that.
--spec settle(answered | ended | over, Server :: pid(), caller(), trunkline_route:route(),
-             server()) -> server().
+-spec settle(answered | ended | over, Server :: pid(), trunkline_owed:caller(),
+             trunkline_route:route(), server()) -> server().
 settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route,
     Ix = ?LANE_OF(Server, Lanes),
@@ -213,34 +176,8 @@ settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
              ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route);
              over -> ok
          end,
-    ok = paid(Server, Caller, Ix, Bypass),
+    ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
     unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
-
-owe(Server, Caller, Ix, Bypass) ->
-    ok = enter(false, Server, Caller, Ix, Bypass),
-    trunkline_bypass:owe(1, Ix, Bypass).
-
-%% (Retired inlets outlive the table.)
-enter(IsGranted, Server, {Pid, Request}, Ix, Bypass) ->
-    Row = {{Server, Pid, Request}, IsGranted, self(), Ix, Bypass},
-    trunkline_peers:in_table(fun() -> ets:insert(?OWED, Row) end).
-
-paid(Server, {Pid, Request}, Ix, Bypass) ->
-    ok = trunkline_peers:in_table(fun() -> ets:delete(?OWED, {Server, Pid, Request}) end),
-    trunkline_bypass:owe(-1, Ix, Bypass).
-
-%% Agents that have been killed have left something. Nothing of theirs is owed any more.
--spec clean_up() -> ok.
-clean_up() ->
-    CleanUp = fun() ->
-                      [begin
-                           true = ets:delete(?OWED, Key),
-                           trunkline_bypass:owe(-1, Ix, Bypass)
-                       end || {Key, _, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
-                              not is_process_alive(Agent)],
-                      true
-              end,
-    trunkline_peers:in_table(CleanUp).
 
 %% To be called once a second. A server that owes nothing, and has had no such request since, is not
 %% watched any more.
@@ -269,93 +206,3 @@ unwatched(Server, #route{lanes = Lanes, bypass = Bypass}, Before, S) ->
     end.
 
 needs_watching(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watched(Clean).
-
-%% --- for the server ---------------------------------------------------------------
-
-%% The calling process sends that by plain distribution, if it owes the receiver a plain reply.
-%% `false': it does not.
--spec send(trunkline_route:route(), Ix :: pos_integer(), trunkline_lane:to(), Message :: term(),
-           trunkline_refused:patience()) -> ok | nosuspend | false.
-send(#route{bypass = Bypass} = Route, Ix, To, Message, Patience) when is_pid(To) ->
-    case trunkline_bypass:is_watched(Ix, Bypass) andalso is_granted(next({self(), To, 0}), To) of
-        true -> trunkline_in_turn:send_past(Route, Ix, To, Message, Patience);
-        false -> false
-    end;
-send(_, _, _, _, _) ->
-    false.
-
-%% (If it is not granted, something that was sent before may be in the lane.)
-is_granted({Server, Pid, _} = Key, Pid) when Server =:= self() ->
-    try ets:lookup_element(?OWED, Key, ?IS_GRANTED)
-    catch error:badarg -> false
-    end;
-is_granted(_, _) ->
-    false.
-
-%% The calling process has handed a message for that node to its lane. If the process owes the
-%% receiver a plain reply, it waits until the message has arrived.
--spec sent(trunkline_lane:to(), Ix :: pos_integer(), node(), trunkline_refused:patience(),
-           trunkline_bypass:bypass()) -> ok.
-sent(To, Ix, Node, Patience, Bypass) ->
-    case trunkline_bypass:is_watched(Ix, Bypass) of
-        false ->
-            ok;
-        true ->
-            ok = trunkline_bypass:say(Bypass),
-            case owes(To, Node) of
-                true -> wait(Node, Patience, Bypass);
-                false -> ok
-            end
-    end.
-
-wait(Node, Patience, Bypass) ->
-    ok = trunkline_bypass:wait(Bypass),
-    Time = case Patience of
-               nosuspend -> ?SHORT_WAIT;
-               _ -> ?WAIT
-           end,
-    case may_wait() andalso trunkline_plain_call:await_delivery(Node, Time) of
-        ok -> look(Node);
-        timeout -> _ = put(?IN_VAIN, now_s() + ?NO_WAIT), ok;
-        false -> ok
-    end.
-
-may_wait() ->
-    case get(?IN_VAIN) of
-        undefined -> true;
-        Until -> now_s() >= Until
-    end.
-
-%% Whether the calling process owes a plain reply to a process of that node that may get this. (Of a
-%% name or an alias it is not known whose it is.)
-owes(Pid, _) when is_pid(Pid) ->
-    case next({self(), Pid, 0}) of
-        {Server, Pid, _} when Server =:= self() -> true;
-        _ -> false
-    end;
-owes({each, Addressees}, Node) ->
-    lists:any(fun(To) -> owes(To, Node) end, Addressees);
-owes(Command, Node) when is_tuple(Command) ->
-    case trunkline_command:receiver(Command) of
-        Pid when is_pid(Pid) -> owes(Pid, Node);
-        {name, Name} -> owes(Name, Node);
-        unknown -> false
-    end;
-owes(_, Node) ->
-    owes_any(next({self(), 0, 0}), Node).
-
-owes_any({Server, Pid, _}, Node) when Server =:= self(), node(Pid) =:= Node -> true;
-owes_any({Server, _, _} = Key, Node) when Server =:= self() -> owes_any(next(Key), Node);
-owes_any(_, _) -> false.
-
-next(Key) ->
-    try ets:next(?OWED, Key)
-    catch error:badarg -> none
-    end.
-
-%% The caller may have the reply, though its agent does not know yet.
-look(Node) ->
-    case trunkline_peers:session(Node) of
-        none -> ok;
-        Inlets -> lists:foreach(fun(Inlet) -> Inlet ! look end, tuple_to_list(Inlets))
-    end.

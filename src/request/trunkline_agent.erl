@@ -16,12 +16,6 @@
 %% callers for whom no lane has reported a reply. (If a report is late, a caller is sent both. The
 %% reply is first in the lane, and deactivates the caller's alias.)
 %%
-%% For each monitor of a caller (trunkline_monitor) the inlet has one of its own, until the server
-%% ends or the caller demonitors it. So what the caller sends afterwards finds the server monitored.
-%% In place of 'DOWN' that monitor's message has the command that tells the caller, and it takes the
-%% lane of the server's own messages. There may be very many monitors: they are in a table of the
-%% inlet, so that no garbage collection copies them.
-%%
 %% The agent is the inlet itself, because only the process that delivers a sender's messages can
 %% deliver the sender's requests in order with them. This module has the agent's state and its
 %% steps, and the inlet calls them. A server is monitored once, however many calls are under way.
@@ -44,15 +38,11 @@
 -dialyzer({no_improper_lists, [address/2]}).
 
 %% Whether the reply goes by lane, to a caller that waits for it or that may not, or by plain
-%% distribution to one that watches that inlet. Or the request was announced by a caller that has a
-%% lease, and may be killed before it has sent it.
--type way() :: by_lane | not_awaited | {plain, Inlet :: pid(), Second :: integer()} | announced.
+%% distribution. Or the request was announced by a caller that has a lease, and may be killed before
+%% it has sent it.
+-type way() :: by_lane | not_awaited | plain | announced.
 %% Two seconds at least.
 -define(LEASED, 3).
-%% ms between two looks, at first and at last; and seconds that are long for a plain reply.
--define(OFTEN, 1000).
--define(MOST_RARELY, 64_000).
--define(LONG, 3).
 -record(server,
         {monitor :: reference(),
          lane :: reference(),                        % the alias, for replies
@@ -69,20 +59,16 @@
          servers = #{} :: #{pid() => #server{}},
          %% About which servers lanes have been asked.
          asked = #{} :: #{trunkline_plain_reply:question() => Server :: pid()},
-         %% Inlets at the peer, which callers watch that get plain replies, and their monitors.
-         inlets = #{} :: #{pid() => reference() | noconnection},
-         %% When the agent looks whether these callers still wait (ms).
-         look = none :: none | {Timer :: reference(), pos_integer()},
+         waiting = trunkline_waiting:new() :: trunkline_waiting:waiting(),
          executors = #{} :: #{pid() => trunkline_command:caller()},
-         %% {caller's reference, monitor}
-         monitors = none :: none | ets:table()}).
+         monitored = trunkline_monitored:new() :: trunkline_monitored:monitored()}).
 -opaque agent() :: #agent{}.
 
 %% The calling process is the agent for the callers at one node, and answers them by the route to
 %% that node.
 -spec new(trunkline_route:route()) -> agent().
 new(Route) ->
-    ok = trunkline_plain_reply:clean_up(),
+    ok = trunkline_owed:clean_up(),
     #agent{route = Route}.
 
 %% Carries out a command that has come by lane.
@@ -172,63 +158,19 @@ tick(#agent{servers = Servers0, route = Route} = Agent) ->
                     end, Leased),
     {Unanswered, map_size(Left) > 0, Agent#agent{servers = maps:merge(Servers, Left)}}.
 
-%% Asks the inlets of callers that wait for plain replies whether they do.
+%% Asks for which plain replies callers still wait.
 -spec look(agent()) -> ok.
-look(Agent) ->
-    Ask = fun(Inlet, Requests) ->
-                  trunkline_process:send_connected(Inlet, {are_waiting, self(), Requests})
-          end,
-    maps:foreach(Ask, maps:groups_from_list(fun({Inlet, _}) -> Inlet end,
-                                            fun({_, Request}) -> Request end, plain(Agent))).
+look(#agent{waiting = Waiting}) -> trunkline_waiting:look(Waiting).
 
-plain(#agent{servers = Servers}) ->
-    [{Inlet, {Caller, Server, Pid}}
-     || {Server, #server{callers = Callers}} <- maps:to_list(Servers),
-        {Caller, {{plain, Inlet, _}, Pid}} <- maps:to_list(Callers)].
-
-%% That timer has ended. The longer callers wait, the less often the agent looks.
+%% That timer has ended.
 -spec time_to_look(Timer :: reference(), agent()) -> agent().
-time_to_look(Timer, #agent{look = {Timer, Time}, servers = Servers, route = Route} = Agent) ->
-    ok = look(Agent),
-    Before = now_s() - ?LONG,
-    Slow = fun(Server, #server{callers = Callers, plain = Plain0} = Known) ->
-                   case [Caller || {Caller, {{plain, _, Second}, _}} <- maps:to_list(Callers),
-                                   Second < Before] of
-                       [] ->
-                           Known;
-                       _ ->
-                           Plain = trunkline_plain_reply:is_slow(Server, Route, Plain0),
-                           Known#server{plain = Plain}
-                   end
-           end,
-    look_again(min(2 * Time, ?MOST_RARELY), Agent#agent{servers = maps:map(Slow, Servers)});
-time_to_look(_, Agent) ->
-    Agent.                                   % it was cancelled too late
-
-look_again(Time, Agent) ->
-    case plain(Agent) of
-        [] -> Agent#agent{look = none};
-        _ -> Agent#agent{look = {erlang:start_timer(Time, self(), look), Time}}
-    end.
-
-%% A plain reply is owed to a caller that watches that inlet.
-watch_inlet(Inlet, #agent{inlets = Inlets, look = Look} = Agent) ->
-    Inlets1 = case Inlets of
-                  #{Inlet := _} -> Inlets;
-                  #{} -> Inlets#{Inlet => trunkline_process:monitor_connected(Inlet)}
-              end,
-    Look1 = case Look of
-                {_, ?OFTEN} ->
-                    Look;
-                {Timer, _} ->
-                    _ = erlang:cancel_timer(Timer),
-                    {erlang:start_timer(?OFTEN, self(), look), ?OFTEN};
-                none ->
-                    {erlang:start_timer(?OFTEN, self(), look), ?OFTEN}
-            end,
-    Agent#agent{inlets = Inlets1, look = Look1}.
-
-now_s() -> erlang:monotonic_time(second).
+time_to_look(Timer, #agent{waiting = Waiting, servers = Servers, route = Route} = Agent) ->
+    {Slow, Waiting1} = trunkline_waiting:time_to_look(Timer, Waiting),
+    IsSlow = fun(Server, #server{plain = Plain} = Known) ->
+                     Known#server{plain = trunkline_plain_reply:is_slow(Server, Route, Plain)}
+             end,
+    Servers1 = maps:map(IsSlow, maps:with(Slow, Servers)),
+    Agent#agent{waiting = Waiting1, servers = maps:merge(Servers, Servers1)}.
 
 %% This has come back from the server's lane, behind the news of all requests that were sent by a
 %% lease.
@@ -266,7 +208,7 @@ address(Request, #agent{servers = Servers, route = Route} = Agent)
     {Way, Known1, Agent1} = way(Request, Known, Agent),
     Known2 = waits(Caller, {Way, Pid}, Known1),
     Alias = case Way of
-                {plain, _, _} -> Caller;
+                plain -> Caller;
                 _ -> Known#server.lane
             end,
     {Server, {call, Label, {Pid, [[alias | Alias] | {Caller, {Pid, Server}, self()}]}},
@@ -311,11 +253,8 @@ address({monitor, Name, Caller, Ref}, Agent) when is_atom(Name) ->
     end;
 address({monitor, Server, Caller, Ref}, Agent) ->
     {nobody, add_monitor(Server, Server, Caller, Ref, Agent)};
-address({demonitor, Ref}, #agent{monitors = Monitors} = Agent) ->
-    case Monitors =/= none andalso ets:take(Monitors, Ref) of
-        [{Ref, Monitor}] -> demonitor(Monitor);      % a message that is here already is ignored
-        _ -> true                                    % it has ended
-    end,
+address({demonitor, Ref}, #agent{monitored = Monitored} = Agent) ->
+    ok = trunkline_monitored:remove(Ref, Monitored),
     {nobody, Agent};
 address({ended, Object, _, Ref}, Agent) ->
     {Ref, {down, Object, Ref}, Agent}.
@@ -325,11 +264,12 @@ address({ended, Object, _, Ref}, Agent) ->
 way({call, _, _, _}, Known, Agent) ->
     {by_lane, Known, Agent};
 way({call, Server, Pid, Request, _, Inlet}, #server{plain = Plain} = Known,
-    #agent{asked = Asked, route = Route} = Agent) ->
+    #agent{asked = Asked, waiting = Waiting, route = Route} = Agent) ->
     case may_be_plain(Known)
         andalso trunkline_plain_reply:request(Server, {Pid, Request}, Route, Plain) of
         {plain, Plain1} ->
-            {{plain, Inlet, now_s()}, Known#server{plain = Plain1}, watch_inlet(Inlet, Agent)};
+            Waiting1 = trunkline_waiting:add({Request, Server}, {Inlet, Pid}, Waiting),
+            {plain, Known#server{plain = Plain1}, Agent#agent{waiting = Waiting1}};
         {by_lane, Plain1} ->
             {by_lane, Known#server{plain = Plain1}, Agent};
         {look, Plain1} ->
@@ -379,36 +319,28 @@ arrived(Question, Answer, #agent{servers = Servers, asked = Asked, route = Route
             Agent
     end.
 
-add_monitor(Server, Object, Caller, Ref, #agent{monitors = none} = Agent) ->
-    add_monitor(Server, Object, Caller, Ref, Agent#agent{monitors = ets:new(?MODULE, [private])});
-add_monitor(Server, Object, Caller, Ref, #agent{monitors = Monitors} = Agent) ->
-    %% The caller's node may ask for it twice when a session begins.
-    case ets:member(Monitors, Ref) of
-        true ->
-            Agent;
-        false ->
-            Monitor = monitor(process, Server, [{tag, {ended, Object, Caller, Ref}}]),
-            true = ets:insert(Monitors, {Ref, Monitor}),
-            Agent
-    end.
+add_monitor(Server, Object, Caller, Ref, #agent{monitored = Monitored} = Agent) ->
+    Agent#agent{monitored = trunkline_monitored:add(Server, Object, Caller, Ref, Monitored)}.
 
-%% The message of this command, which has come by that lane of the peer, was lost at this node. So
-%% the caller need not wait for a reply.
+%% The message of this command, which has come by that lane of the peer, was lost at this node. For
+%% the caller that is as if the connection had been lost. (A process that it monitors has ended.)
 -spec broken(trunkline_command:command(), Lane :: pid(), agent()) -> agent().
 broken(Command, Lane, Agent) when element(1, Command) =:= reply ->
     broken({down, Lane, element(2, Command)}, Lane, Agent);
 broken({down, Object, Caller}, _, Agent) ->
-    ok = trunkline_process:deliver(Caller, trunkline_command:wrap({down, Object, Caller}, lost)),
+    ok = trunkline_process:deliver(Caller, trunkline_command:wrap({down, Object, Caller},
+                                                                noconnection)),
     Agent;
 broken(Command, _, Agent) when element(1, Command) =:= call ->
     {Server, _, Caller, _} = trunkline_command:request(Command),
-    send({down, Server, Caller}, lost, self(), Agent),
+    send({down, Server, Caller}, noconnection, self(), Agent),
     {nobody, Agent1} = address({cancel, Server, Caller}, Agent),
     Agent1;
-broken({ended, _, _, _} = Command, _, Agent) ->
-    step(Command, lost, Agent);
+broken({ended, Object, Caller, Ref}, _, Agent) ->
+    ok = trunkline_monitor_rows:down(Caller, Ref, Object, noproc),
+    Agent;
 broken(Command, _, Agent) when element(1, Command) =:= apply, element(2, Command) =/= nobody ->
-    send({down, self(), element(2, Command)}, lost, self(), Agent),
+    send({down, self(), element(2, Command)}, noconnection, self(), Agent),
     Agent;
 broken(_, _, Agent) ->
     Agent.
@@ -430,33 +362,33 @@ unannounced({Caller, Server} = Request, #agent{servers = Servers} = Agent) ->
 settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
         #{Server := #server{callers = #{Caller := Waits} = Callers, others = Others} = Known} ->
-            Known1 = settled(answered, Caller, Waits, Server,
-                             Known#server{callers = maps:remove(Caller, Callers),
-                                          others = Others - other(Waits)}, Agent),
+            {Plain, Agent1} = settled(answered, Caller, Waits, Server, {Known#server.plain, Agent}),
+            Known1 = Known#server{callers = maps:remove(Caller, Callers), plain = Plain,
+                                  others = Others - other(Waits)},
             owes_reply(Known1) orelse mark(Server, -1, Agent),
-            Agent#agent{servers = Servers#{Server := Known1}};
+            Agent1#agent{servers = Servers#{Server := Known1}};
         #{} ->
             Agent
     end.
 
-settled(How, Caller, {{plain, _, _}, Pid}, Server, #server{plain = Plain} = Known,
-        #agent{route = Route}) ->
-    Known#server{plain = trunkline_plain_reply:settle(How, Server, {Pid, Caller}, Route, Plain)};
-settled(_, _, Waits, Server, #server{plain = Plain} = Known, #agent{route = Route}) ->
+settled(How, Caller, {plain, Pid}, Server,
+        {Plain, #agent{waiting = Waiting, route = Route} = Agent}) ->
+    {trunkline_plain_reply:settle(How, Server, {Pid, Caller}, Route, Plain),
+     Agent#agent{waiting = trunkline_waiting:remove({Caller, Server}, Waiting)}};
+settled(_, _, Waits, Server, {Plain, #agent{route = Route} = Agent}) ->
     case other(Waits) of
         %% A plain reply could overtake what has left the lane just now.
-        1 -> Known#server{plain = trunkline_plain_reply:other_request(Server, Route, Plain)};
-        0 -> Known
+        1 -> {trunkline_plain_reply:other_request(Server, Route, Plain), Agent};
+        0 -> {Plain, Agent}
     end.
 
 %% No reply comes any more.
-forget(How, Server, #server{callers = Callers} = Known,
-       #agent{asked = Asked, route = Route} = Agent) ->
-    _ = owes_reply(Known) andalso mark(Server, -1, Agent),
-    #server{plain = Plain} =
-        maps:fold(fun(Caller, Waits, Known0) ->
-                          settled(How, Caller, Waits, Server, Known0, Agent)
-                  end, Known, Callers),
+forget(How, Server, #server{callers = Callers, plain = Plain0} = Known,
+       #agent{asked = Asked, route = Route} = Agent0) ->
+    _ = owes_reply(Known) andalso mark(Server, -1, Agent0),
+    {Plain, Agent} = maps:fold(fun(Caller, Waits, Acc) ->
+                                       settled(How, Caller, Waits, Server, Acc)
+                               end, {Plain0, Agent0}, Callers),
     case trunkline_plain_reply:ended(Server, Route, Plain) of
         none ->
             Agent;
@@ -477,12 +409,9 @@ executed_by(Executor, Command, #agent{executors = Executors} = Agent) ->
 -spec monitored_ended(trunkline_command:ended(), reference(), pid(), Reason :: term(), agent()) ->
           agent().
 monitored_ended({ended, _, _, Ref} = Command, Monitor, Pid, Reason,
-                #agent{monitors = Monitors} = Agent) ->
-    case Monitors =/= none andalso ets:take(Monitors, Ref) of
-        [{Ref, Monitor}] -> send(Command, Reason, Pid, Agent);
-        [Another] -> true = ets:insert(Monitors, Another);      % it has been monitored again
-        _ -> true                                               % it is demonitored
-    end,
+                #agent{monitored = Monitored} = Agent) ->
+    _ = trunkline_monitored:has_ended(Ref, Monitor, Monitored)
+        andalso send(Command, Reason, Pid, Agent),
     Agent.
 
 %% A process has ended that should have sent a reply or an outcome.
@@ -493,13 +422,15 @@ down(Executor, Reason, #agent{executors = Executors} = Agent)
     %% (With that reason it ends when it has sent the outcome.)
     Reason =:= Caller orelse send({down, Executor, Caller}, Reason, Executor, Agent),
     Agent#agent{executors = Executors1};
-down(Inlet, _, #agent{inlets = Inlets} = Agent) when is_map_key(Inlet, Inlets) ->
-    Requests = [{Caller, Server} || {Of, {Caller, Server, _}} <- plain(Agent), Of =:= Inlet],
-    answered(Requests, Agent#agent{inlets = maps:remove(Inlet, Inlets)});
-down(Server, Reason, Agent) ->
-    case is_relayed(Server, {server_ended, Server, Reason}, Agent) of
-        true -> Agent;
-        false -> server_ended(Server, Reason, Agent)
+down(Process, Reason, #agent{waiting = Waiting} = Agent) ->
+    case trunkline_waiting:ended(Process, Waiting) of
+        {Requests, Waiting1} ->
+            answered(Requests, Agent#agent{waiting = Waiting1});
+        unknown ->
+            case is_relayed(Process, {server_ended, Process, Reason}, Agent) of
+                true -> Agent;
+                false -> server_ended(Process, Reason, Agent)
+            end
     end.
 
 %% What must come behind the requests that may have been announced takes their way, and comes back.

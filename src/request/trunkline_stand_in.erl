@@ -86,7 +86,7 @@ handle_info({'DOWN', _, process, Pid, _}, #stand_in{watched = Watched} = S) ->
         Left -> {noreply, S#stand_in{watched = Left}}
     end;
 handle_info({are_waiting, Agent, Requests}, S) ->
-    ok = trunkline_plain_reply:are_waiting(Agent, Requests),
+    ok = trunkline_waiting:are_waiting(Agent, Requests),
     {noreply, S};
 handle_info({nodedown, _}, S) ->
     {stop, normal, S};

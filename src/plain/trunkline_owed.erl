@@ -1,0 +1,170 @@
+%% The plain replies that servers of this node owe (trunkline_plain_reply), and how what they send
+%% keeps its place beside them.
+%%
+%% Nothing may overtake a plain reply, and it may overtake nothing. So what a process sends while it
+%% owes one goes like this:
+%%
+%%     to                                    by
+%%     a caller that it owes a reply         plain distribution, behind what it has sent before
+%%     a name, an alias, or several          its lane; then it waits until that has arrived,
+%%     addressees, any of them that caller   because it cannot tell whether the caller gets it
+%%     another process                       its lane
+%%
+%% (Exit signals and requests to that caller go as names do.) It waits 5 s at most, and not again
+%% for a minute if that was in vain. A process whose lane is not watched reads a shared word, no
+%% more.
+-module(trunkline_owed).
+-moduledoc false.
+
+-include("../gate/trunkline_route.hrl").
+
+-export([create/0, clean_up/0, owe/4, grant/4, paid/4]).
+-export([send/5, sent/5]).
+
+-export_type([caller/0]).
+
+-type caller() :: {pid(), Request :: trunkline_command:caller()}.
+
+%% Rows: {{Server, Caller, Request}, IsGranted, Agent, Ix, Bypass}. Ix is of the server's lane.
+-define(OWED, ?MODULE).
+-define(IS_GRANTED, 2).
+%% ms that a server waits at most, if the peer has stopped, say; and if it must not be suspended.
+-define(WAIT, 5000).
+-define(SHORT_WAIT, 100).
+%% Seconds for which a server does not wait again if it has waited in vain. In the process
+%% dictionary: until when.
+-define(NO_WAIT, 60).
+-define(IN_VAIN, {?MODULE, in_vain}).
+
+-spec create() -> ok.
+create() ->
+    ?OWED = ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]),
+    ok.
+
+%% --- for agents -------------------------------------------------------------------
+
+%% Should it be granted? It may still be taken back.
+-spec owe(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
+owe(Server, Caller, Ix, Bypass) ->
+    ok = enter(false, Server, Caller, Ix, Bypass),
+    trunkline_bypass:owe(1, Ix, Bypass).
+
+%% The server may send it.
+-spec grant(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
+grant(Server, Caller, Ix, Bypass) -> enter(true, Server, Caller, Ix, Bypass).
+
+%% (Retired inlets outlive the table.)
+enter(IsGranted, Server, {Pid, Request}, Ix, Bypass) ->
+    Row = {{Server, Pid, Request}, IsGranted, self(), Ix, Bypass},
+    trunkline_peers:in_table(fun() -> ets:insert(?OWED, Row) end).
+
+%% The caller has the reply, or none comes.
+-spec paid(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
+paid(Server, {Pid, Request}, Ix, Bypass) ->
+    ok = trunkline_peers:in_table(fun() -> ets:delete(?OWED, {Server, Pid, Request}) end),
+    trunkline_bypass:owe(-1, Ix, Bypass).
+
+%% Agents that have been killed have left something. Nothing of theirs is owed any more.
+-spec clean_up() -> ok.
+clean_up() ->
+    CleanUp = fun() ->
+                      [begin
+                           true = ets:delete(?OWED, Key),
+                           trunkline_bypass:owe(-1, Ix, Bypass)
+                       end || {Key, _, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
+                              not is_process_alive(Agent)],
+                      true
+              end,
+    trunkline_peers:in_table(CleanUp).
+
+%% --- for servers ------------------------------------------------------------------
+
+%% The calling process sends that by plain distribution, if it owes the receiver a plain reply.
+%% `false': it does not.
+-spec send(trunkline_route:route(), Ix :: pos_integer(), trunkline_lane:to(), Message :: term(),
+           trunkline_refused:patience()) -> ok | nosuspend | false.
+send(#route{bypass = Bypass} = Route, Ix, To, Message, Patience) when is_pid(To) ->
+    case trunkline_bypass:is_watched(Ix, Bypass) andalso is_granted(next({self(), To, 0}), To) of
+        true -> trunkline_in_turn:send_past(Route, Ix, To, Message, Patience);
+        false -> false
+    end;
+send(_, _, _, _, _) ->
+    false.
+
+%% (If it is not granted, something that was sent before may be in the lane.)
+is_granted({Server, Pid, _} = Key, Pid) when Server =:= self() ->
+    try ets:lookup_element(?OWED, Key, ?IS_GRANTED)
+    catch error:badarg -> false
+    end;
+is_granted(_, _) ->
+    false.
+
+%% The calling process has handed a message for that node to its lane. If the process owes the
+%% receiver a plain reply, it waits until the message has arrived.
+-spec sent(trunkline_lane:to(), Ix :: pos_integer(), node(), trunkline_refused:patience(),
+           trunkline_bypass:bypass()) -> ok.
+sent(To, Ix, Node, Patience, Bypass) ->
+    case trunkline_bypass:is_watched(Ix, Bypass) of
+        false ->
+            ok;
+        true ->
+            ok = trunkline_bypass:say(Bypass),
+            case owes(To, Node) of
+                true -> wait(Node, Patience, Bypass);
+                false -> ok
+            end
+    end.
+
+wait(Node, Patience, Bypass) ->
+    ok = trunkline_bypass:wait(Bypass),
+    Time = case Patience of
+               nosuspend -> ?SHORT_WAIT;
+               _ -> ?WAIT
+           end,
+    case may_wait() andalso trunkline_plain_call:await_delivery(Node, Time) of
+        ok -> look(Node);
+        timeout -> _ = put(?IN_VAIN, now_s() + ?NO_WAIT), ok;
+        false -> ok
+    end.
+
+may_wait() ->
+    case get(?IN_VAIN) of
+        undefined -> true;
+        Until -> now_s() >= Until
+    end.
+
+now_s() -> erlang:monotonic_time(second).
+
+%% Whether the calling process owes a plain reply to a process of that node that may get this. (Of a
+%% name or an alias it is not known whose it is.)
+owes(Pid, _) when is_pid(Pid) ->
+    case next({self(), Pid, 0}) of
+        {Server, Pid, _} when Server =:= self() -> true;
+        _ -> false
+    end;
+owes({each, Addressees}, Node) ->
+    lists:any(fun(To) -> owes(To, Node) end, Addressees);
+owes(Command, Node) when is_tuple(Command) ->
+    case trunkline_command:receiver(Command) of
+        Pid when is_pid(Pid) -> owes(Pid, Node);
+        {name, Name} -> owes(Name, Node);
+        unknown -> false
+    end;
+owes(_, Node) ->
+    owes_any(next({self(), 0, 0}), Node).
+
+owes_any({Server, Pid, _}, Node) when Server =:= self(), node(Pid) =:= Node -> true;
+owes_any({Server, _, _} = Key, Node) when Server =:= self() -> owes_any(next(Key), Node);
+owes_any(_, _) -> false.
+
+next(Key) ->
+    try ets:next(?OWED, Key)
+    catch error:badarg -> none
+    end.
+
+%% The caller may have the reply, though its agent does not know yet.
+look(Node) ->
+    case trunkline_peers:session(Node) of
+        none -> ok;
+        Inlets -> lists:foreach(fun(Inlet) -> Inlet ! look end, tuple_to_list(Inlets))
+    end.
