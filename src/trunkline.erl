@@ -448,7 +448,8 @@ monitor(Process) ->
 -doc "
 Monitors a process, as `erlang:monitor/2` does. The `'DOWN'` message comes after everything that the
 process has sent to the caller by Trunkline. Its reason is `noconnection` if the connection to the
-node is lost.
+node is lost. `demonitor/1,2` of this module ends the monitor; `erlang:demonitor/1,2` does not know
+its reference, and has no effect.
 
 Ports and the time offset are monitored by `erlang:monitor/2`.
 
