@@ -27,7 +27,7 @@
                  | {monitor, server(), Caller :: pid(), reference()}
                  | {demonitor, reference()}
                  | ended()
-                 | {tell, server()}
+                 | {tell, RegisteredName :: atom()}
                  %% See trunkline_in_turn.
                  | {turn, trunkline_in_turn:addressee(), reference(), Lane :: pid()}
                  | exit()
@@ -96,7 +96,6 @@ receiver({monitor, Server, _, _}) -> pid_or_name(Server);
 receiver({each, [To]}) when not is_reference(To) -> pid_or_name(To);
 receiver({ended, _, Caller, _}) -> Caller;
 receiver({exit, Pid, _}) -> Pid;
-receiver({tell, Pid}) when is_pid(Pid) -> Pid;
 receiver({turn, Command, _, _}) when is_tuple(Command) -> receiver(Command);
 receiver({turn, To, _, _}) -> pid_or_name(To);
 receiver(_) -> unknown.

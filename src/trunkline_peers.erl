@@ -7,7 +7,7 @@
 -moduledoc false.
 
 -export([create/0, in_table/1, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2,
-         resumes/1, takes_turns/1, may_send_plainly/2, is_suspended/1, is_audience/1, has_spoken/1,
+         resumes/1, takes_turns/1, is_suspended/1, is_audience/1, has_spoken/1,
          states/0, of_link/1, monitor_connections/0, connection_of/1, connection/1]).
 
 -export_type([peer/0, state/0, connection/0]).
@@ -180,13 +180,9 @@ resumes(Node) ->
 %% Whether messages may go to that peer by the distribution when their turn has come: it can say so,
 %% and they are lost when all others are.
 -spec takes_turns(node()) -> boolean().
-takes_turns(Node) -> may_send_plainly(Node, turn).
-
-%% The same for what the peer has to know by that capability.
--spec may_send_plainly(node(), trunkline_handshake:capability()) -> boolean().
-may_send_plainly(Node, Capability) ->
+takes_turns(Node) ->
     {_, Capabilities, _, _, Resumes} = of_session(Node),
-    not Resumes andalso lists:member(Capability, Capabilities).
+    not Resumes andalso lists:member(v1, Capabilities).
 
 %% Whether there is such a session without a connection at present.
 -spec is_suspended(node()) -> boolean().

@@ -1444,23 +1444,30 @@ odd_arguments(_) ->
 %% Requests do not wait. But where senders are refused, so are they.
 requests_refused(_) ->
     {A, B} = cluster:pair([]),
-    {ok, _} = cluster:call(B, mailroom, start,
-                           [{local, ?NAME}, #{}, #{messages => 10, policy => reject}]),
+    {ok, Inbox} = cluster:call(B, mailroom, start,
+                               [{local, ?NAME}, #{}, #{messages => 10, policy => reject}]),
     await_known([A, B], B),
     ok = cluster:call(B, mailroom, hold, [?NAME]),
     lists:foreach(
       fun({At, To}) ->
-              Refused = cluster:call(
+              {Refused, Counted} = cluster:call(
                           At, fun() ->
                                       [_ = trunkline:send_request(To, {echo, N})
                                        || N <- lists:seq(1, 100)],
                                       cluster:await(fun() -> trunkline_bounded:is_refusing(To) end),
+                                      Before = refused(Inbox),
                                       Last = trunkline:send_request(To, {echo, last}),
-                                      trunkline:receive_response(Last, ?LONG)
+                                      Answer = trunkline:receive_response(Last, ?LONG),
+                                      _ = traffic:attempt(fun() -> trunkline:call(To, x) end),
+                                      {Answer, refused(Inbox) - Before}
                               end),
-              ?assertEqual({error, {overload, To}}, Refused)
+              ?assertEqual({error, {overload, To}}, Refused),
+              ?assertEqual(2, Counted)
       end, [{B, ?NAME}, {A, {?NAME, cluster:node_of(B)}}]),
     cluster:stop_all([A, B]).
+
+%% Runs at a node that sends.
+refused(Inbox) -> maps:get(refused, trunkline_inboxes:senders(Inbox)).
 
 %% An option of the server that is wrong is an error, as with gen_server.
 wrong_server_options(_) ->

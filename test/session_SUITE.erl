@@ -334,8 +334,8 @@ done({Session, Effects}, IsFull, Known) ->
             IsEnded = trunkline_session:phase(Session) =:= ended,
             maps:is_key(stop, Known1) =:= IsEnded orelse error({ended, Effects}),
             {Session, Known1};
-        {[What], true} ->
-            answered({system_limit, element(1, What)}, Session, true, Known1);
+        {[_], true} ->
+            answered(system_limit, Session, true, Known1);
         {[{lanes, {N, _, _}}], false} ->
             Lanes = lists:seq(1, N),
             answered({started, lanes, Lanes}, Session, false, Known1#{lanes := Lanes});

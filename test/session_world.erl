@@ -525,11 +525,11 @@ new_lanes(X, N, W) ->
 hello(Release) ->
     All = [request, large, multicast, apply, label, monitor, drain],
     {N, Capabilities} = case Release of
-                            wide -> {3, [exit, resume | All]};
+                            wide -> {3, [v1 | All]};
                             '0.5.0' -> {2, All};
                             %% It agrees to less than the others need.
                             '0.4.0' -> {3, [request, large, multicast]};
-                            _ -> {2, [exit, resume | All]}
+                            _ -> {2, [v1 | All]}
                         end,
     Lasting = case Release of
                   new -> #{resume_time => 2000};
@@ -737,7 +737,7 @@ effect({order, Order}, X, W0) ->
                 lists:enumerate(Lanes));
 effect({start, What}, X, W) ->
     case peer(X, W) of
-        #peer{is_full = true} -> {{system_limit, element(1, What)}, W};
+        #peer{is_full = true} -> {system_limit, W};
         _ -> start(What, X, W)
     end;
 effect({end_session, _}, X, W) ->

@@ -231,7 +231,7 @@ fragment(Carrier, {Lane, Number} = Id, Size, Offset, Data, S) ->
 %% Tells the final count of a carrier. A trunk that does not resume sessions does not ask again.
 tell_count(Carrier, #dock{trunk = Trunk, received = Received} = S) ->
     trunkline_process:send_connected(Trunk, {cut, Carrier, maps:get(Carrier, Received, 0)}),
-    case trunkline_peers:can(node(Trunk), resume) of
+    case trunkline_peers:can(node(Trunk), v1) of
         true -> S;
         false -> S#dock{received = maps:remove(Carrier, Received)}
     end.

@@ -261,7 +261,7 @@ give_plain(#trunk{dock = Dock, stats = Stats, plain = N, fragments = Fragments} 
 
 %% If the session may go on over another connection, the dock should notice what is missing.
 numbered(#trunk{node = Node, number = N} = S) ->
-    case trunkline_peers:can(Node, resume) of
+    case trunkline_peers:can(Node, v1) of
         true -> {{self(), N + 1}, S#trunk{number = N + 1}};
         false -> {self(), S}
     end.
@@ -374,7 +374,7 @@ ask(Name, #trunk{dock = Dock}) ->
 
 %% The dock may forget that carrier.
 confirm(Name, #trunk{node = Node, dock = Dock}) ->
-    trunkline_peers:can(Node, resume) andalso trunkline_dock:forget(Dock, Name),
+    trunkline_peers:can(Node, v1) andalso trunkline_dock:forget(Dock, Name),
     ok.
 
 %% When there is nothing to do, connections are kept for a while.

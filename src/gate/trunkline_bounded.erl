@@ -24,7 +24,8 @@
 -module(trunkline_bounded).
 -moduledoc false.
 
--export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, arrived/2]).
+-export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, refuses_call/1,
+         arrived/2]).
 -export([behind/1]).
 -export([clear/1, add/2, remove/1, is_crowded/0, grow/1]).
 
@@ -44,6 +45,8 @@
 -callback is_bounded(key()) -> boolean().
 %% Whether a call should not even be tried.
 -callback is_refusing(key()) -> boolean().
+%% Counts one that is not tried.
+-callback count_refused(key()) -> ok.
 %% Messages from that node, by lane, whose senders may not have known that a destination is bounded.
 -callback arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 %% The process that answers what that process gets: another one, or the same.
@@ -102,6 +105,16 @@ is_refusing(Key) ->
         Module -> Module:is_refusing(Key)
     end.
 
+%% Whether a call is refused, which counts if it is.
+-spec refuses_call(key()) -> boolean().
+refuses_call(Key) ->
+    case module(Key) of
+        none ->
+            false;
+        Module ->
+            Module:is_refusing(Key) andalso begin ok = Module:count_refused(Key), true end
+    end.
+
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 arrived(Node, Entries) ->
     case persistent_term:get(?HERE, none) of
@@ -152,8 +165,7 @@ slot(Key, Slots) -> erlang:phash2(Key, Slots) + 1.
 
 %% --- for the process that keeps them, which is the only one that writes -------------------
 
-%% No bounded destination is left, and from here on that module knows more. (Before the application
-%% was stopped, and its code replaced, it may have been another module.)
+%% No bounded destination is left, and from here on that module knows more.
 -spec clear(module()) -> ok.
 clear(Module) -> lists:foreach(fun(Kind) -> clear(Kind, Module) end, [?HERE, ?ELSEWHERE]).
 

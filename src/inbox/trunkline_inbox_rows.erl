@@ -11,7 +11,7 @@
 -moduledoc false.
 -behaviour(trunkline_bounded).
 
--export([enter/3, cancel/2, is_bounded/1, is_refusing/1]).
+-export([enter/3, cancel/2, is_bounded/1, is_refusing/1, count_refused/1]).
 -export([arrived/2, behind/1]).
 -export([new/0, add/1, names/3, remove/2, gate/1, count_again/2]).
 
@@ -128,6 +128,14 @@ is_refusing(Key) ->
             end;
         _ ->
             false
+    end.
+
+%% A call has been refused.
+-spec count_refused(key()) -> ok.
+count_refused(Key) ->
+    case find(Key) of
+        #row{keeper = Keeper, gate = Gate} -> count_refused(Keeper, Gate);
+        none -> ok
     end.
 
 %% The row of what a sender sends to. (A name of this node may belong to another process already.)

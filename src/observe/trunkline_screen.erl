@@ -34,8 +34,7 @@ sorts(peers) ->
 sorts(lanes) -> [name, messages_out, messages_in, queued_bytes, in_flight_bytes, waited];
 sorts(inboxes) -> [name, queued_messages, queued_bytes, full, passed, dropped].
 
-%% Whether trunkline_top:start/2 accepts these options.
-%% What the rows can be sorted by depends on what is shown.
+%% The options of trunkline_top:start/2. What the rows can be sorted by depends on what is shown.
 -spec options(Given :: term()) -> [trunkline_options:declared()].
 options(Given) ->
     Shows = [peers, lanes, inboxes],

@@ -458,7 +458,7 @@ send_request(Node, M, F, A, Label, Collection) ->
 
 request(Node, M, F, A) ->
     Command = fun(Ref) ->
-                      case trunkline_peers:can(Node, turn) of
+                      case trunkline_peers:can(Node, v1) of
                           true -> {apply, Ref, group_leader(), self()};
                           false -> {apply, Ref, group_leader()}
                       end

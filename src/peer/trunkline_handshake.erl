@@ -24,7 +24,7 @@
           lanes := pos_integer(),
           window_bytes := pos_integer(),
           bulk_bytes := pos_integer(),
-          resume_time => non_neg_integer(), % ms; with the capability `resume'
+          resume_time => non_neg_integer(), % ms; with the capability `v1'
           release := string(),              % for people to read
           _ => _}.
 
@@ -41,14 +41,12 @@
 -define(PROTOCOL, {2, 2}).
 %% What release 0.5.0 checks for.
 -define(REQUIRED, [request, large, multicast, apply, label, monitor, drain]).
-%% `exit': exit signals go by lane.
-%% `inboxes': the node knows visits (trunkline_guests).
-%% `channels': inlets can read connections of their lane's own (trunkline_channels).
-%% `resume': a session may outlive its connection.
-%% `turn': inlets answer senders that ask for their turn (trunkline_in_turn), and the answer may
-%% become a lease.
-%% `reply': agents grant plain replies (trunkline_plain_reply).
--define(CAPABILITIES, [exit, inboxes, channels, resume, turn, reply]).
+%% `v1': all that release 1.0 has, and 0.5.0 has not. Exit signals go by lane. The node knows visits
+%% (trunkline_guests). Inlets can read connections of their lane's own (trunkline_channels). A
+%% session may outlive its connection. Inlets answer senders that ask for their turn
+%% (trunkline_in_turn), and the answer may become a lease. Agents grant plain replies
+%% (trunkline_plain_reply).
+-define(CAPABILITIES, [v1]).
 %% Lower than any version, so that no peer agrees to it.
 -define(NO_PROTOCOL, {0, 0}).
 

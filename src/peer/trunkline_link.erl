@@ -453,7 +453,7 @@ order(Order, #link{trunk = Trunk, route = #route{} = Route} = D) ->
 start({lanes, Layout}, D) ->
     case make_lanes(lost_queued, Layout, D) of
         {ok, Lanes, D1} -> {{started, lanes, Lanes}, show(tell_lost(D1))};
-        {error, system_limit} -> {{system_limit, lanes}, D}
+        {error, system_limit} -> {system_limit, D}
     end;
 start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats} = D) ->
     Start = fun() ->
@@ -466,13 +466,13 @@ start({inlets, Theirs, Window}, #link{node = Node, route = Route, stats = Stats}
             ok = trunkline_watched:lanes(Node),
             {{started, inlets, {trunkline_inlets:pids(Inlets), Dock}}, D1};
         {error, system_limit} ->
-            {{system_limit, inlets}, D}
+            {system_limit, D}
     end;
 start({trunk, Dock}, #link{node = Node, options = Options, stats = Stats} = D) ->
     Start = fun() -> trunkline_trunk:start_link(Node, Dock, {Options, Stats}) end,
     case trunkline_process:start_all(Start) of
         {ok, Trunk} -> {{started, trunk}, D#link{trunk = Trunk}};
-        {error, system_limit} -> {{system_limit, trunk}, D}
+        {error, system_limit} -> {system_limit, D}
     end.
 
 end_session(How, #link{inlets = Inlets, trunk = Trunk, dock = Dock, stats = Stats} = D) ->
@@ -492,7 +492,7 @@ end_with_session(Pid) ->
 
 enter(up, #link{node = Node, session = Session, reach = Reach} = D) ->
     ok = trunkline_watched:connected(Node),
-    Lanes = case lists:member(channels, trunkline_session:capabilities(Session)) of
+    Lanes = case lists:member(v1, trunkline_session:capabilities(Session)) of
                 true -> trunkline_lanes:pids(D#link.route);
                 false -> []
             end,

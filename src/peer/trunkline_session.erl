@@ -141,7 +141,6 @@
 %% What a link watches: the peer's link; Trunkline's supervisor there, without which the peer does
 %% not run Trunkline, or no longer; a name that no process has, which only Erlang nodes answer.
 -type role() :: peer | supervisor | asked.
--type what() :: lanes | inlets | trunk.
 -type timer() :: retry | finish | forget | connect | resume | settled.
 
 -type event() ::
@@ -165,7 +164,7 @@
       | {started, lanes, [pid()]}
       | {started, inlets, {[pid()], Dock :: pid()}}
       | {started, trunk}
-      | {system_limit, what()}
+      | system_limit                     % one of these could not be started
       | lanes_ready                      % all have carried out their last order
       | finished                         % no inlet of an earlier session is left
       | stalled                          % patience has ended
@@ -430,7 +429,7 @@ event({started, inlets, Inlets}, #session{phase = opening} = S) ->
     proceed(say_opened(S#session{our_inlets = Inlets}));
 event({started, trunk}, #session{phase = opening} = S) ->
     be_up(S);
-event({system_limit, _}, S) ->
+event(system_limit, S) ->
     effect({timer, retry, ?AGAIN}, S);
 event(lanes_ready, S) ->
     go_on(S#session{is_ready = true});
@@ -822,9 +821,8 @@ end_session(How, #session{our_inlets = Ours, their_inlets = Theirs} = S) ->
     S1 = (unwatch(peer, S))#session{peer = none, our_open = none, their_inlets = none,
                                     their_open = none, our_inlets = none, our_goodbye = none,
                                     their_goodbye = none},
-    End = case {How, Ours, Theirs} of
-              {retire, {_, _}, {Counterparts, _}} -> {retire, Counterparts};
-              {retire, _, _} -> finish;
+    End = case {How, Theirs} of
+              {retire, {Counterparts, _}} -> {retire, Counterparts};
               _ -> How
           end,
     effect({end_session, End},

@@ -47,7 +47,7 @@ is_held(Request, Node) ->
     Server = element(2, Request),
     case get(?LEASE(Node)) of
         #lease{server = Server, until = Until, way = {_, _, Inlet}} ->
-            now_ms() < Until andalso trunkline_peers:watch(Node) =:= Inlet;
+            not trunkline_deadline:has_passed(Until) andalso trunkline_peers:watch(Node) =:= Inlet;
         _ ->
             false
     end.
@@ -58,9 +58,12 @@ is_held(Request, Node) ->
 is_wanted(Request, Node) ->
     Server = element(2, Request),
     is_pid(Server)
-        andalso case put(?LEASE(Node), #lease{server = Server, until = now_ms() + ?VALID_FOR}) of
-                    #lease{server = Server, until = Until} -> now_ms() < Until + ?VALID_FOR;
-                    _ -> false
+        andalso case put(?LEASE(Node), #lease{server = Server,
+                                              until = trunkline_deadline:in(?VALID_FOR)}) of
+                    #lease{server = Server, until = Until} ->
+                        not trunkline_deadline:has_passed(Until + ?VALID_FOR);
+                    _ ->
+                        false
                 end.
 
 %% An inlet of the session in which the calling process asks, if the answer may become a lease.
@@ -103,5 +106,3 @@ send(Command, Node, Request, Options) ->
         Refused ->
             Refused
     end.
-
-now_ms() -> erlang:monotonic_time(millisecond).

@@ -31,9 +31,9 @@
 %% ms that a server waits at most, if the peer has stopped, say; and if it must not be suspended.
 -define(WAIT, 5000).
 -define(SHORT_WAIT, 100).
-%% Seconds for which a server does not wait again if it has waited in vain. In the process
-%% dictionary: until when.
--define(NO_WAIT, 60).
+%% ms for which a server does not wait again if it has waited in vain. In the process dictionary:
+%% until when.
+-define(NO_WAIT, 60_000).
 -define(IN_VAIN, {?MODULE, in_vain}).
 
 -spec create() -> ok.
@@ -123,17 +123,15 @@ wait(Node, Patience, Bypass) ->
            end,
     case may_wait() andalso trunkline_plain_call:await_delivery(Node, Time) of
         ok -> look(Node);
-        timeout -> _ = put(?IN_VAIN, now_s() + ?NO_WAIT), ok;
+        timeout -> _ = put(?IN_VAIN, trunkline_deadline:in(?NO_WAIT)), ok;
         false -> ok
     end.
 
 may_wait() ->
     case get(?IN_VAIN) of
         undefined -> true;
-        Until -> now_s() >= Until
+        Until -> trunkline_deadline:has_passed(Until)
     end.
-
-now_s() -> erlang:monotonic_time(second).
 
 %% Whether the calling process owes a plain reply to a process of that node that may get this. (Of a
 %% name or an alias it is not known whose it is.)

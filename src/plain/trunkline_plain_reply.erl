@@ -43,21 +43,20 @@
 %% Plain replies that a server may owe to the callers of one inlet. Replies of 32 kB do not suspend
 %% the server then, even if the peer has stopped: the distribution takes 1 MB before it does.
 -define(MOST, 32).
-%% Seconds without plain replies after a server has waited.
--define(SILENCE, 10).
-%% Seconds without a question to the lane after the server has sent something else.
--define(PAUSE, 1).
-%% Seconds without plain replies after one has taken long: as long as it is owed, messages to names
-%% wait.
--define(SLOW, 60).
+%% ms without plain replies after a server has waited.
+-define(SILENCE, 10_000).
+%% ms without a question to the lane after the server has sent something else.
+-define(PAUSE, 1000).
+%% ms without plain replies after one has taken long: as long as it is owed, messages to names wait.
+-define(SLOW, 60_000).
 
 %% What an agent knows of a server.
 -record(server,
         {%% Whether all has arrived that the server has sent. `has_said': it has sent something
-         %% since, and the lane is not asked before that second. `not_before': there are no plain
+         %% since, and the lane is not asked before that time. `not_before': there are no plain
          %% replies until then.
-         clean = no :: no | {asked, question()} | yes | {has_said, Second :: integer()}
-                     | {not_before, Second :: integer()},
+         clean = no :: no | {asked, question()} | yes | {has_said, trunkline_deadline:deadline()}
+                     | {not_before, trunkline_deadline:deadline()},
          %% What the shared word was at that time.
          said = 0 :: integer(),
          owed = 0 :: non_neg_integer(),         % plain replies
@@ -95,25 +94,25 @@ ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) -
             {plain, S#server{owed = Owed + 1, used = true}};
         _ ->
             ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
-            ask(Server, Caller, Route, S#server{clean = {has_said, now_s() + ?PAUSE}})
+            ask(Server, Caller, Route, S#server{clean = {has_said, trunkline_deadline:in(?PAUSE)}})
     end;
-ask(Server, Caller, Route, #server{clean = {has_said, Second}, said = Before} = S) ->
+ask(Server, Caller, Route, #server{clean = {has_said, From}, said = Before} = S) ->
     case trunkline_bypass:has_waited(Before, trunkline_bypass:said(Server, Route#route.bypass)) of
         true -> {by_lane, silence(Server, Route, S)};
-        false -> watch(Server, Caller, Route, Second, S)
+        false -> watch(Server, Caller, Route, From, S)
     end;
 ask(Server, Caller, Route, #server{clean = no} = S) ->
-    watch(Server, Caller, Route, now_s(), S);
-ask(Server, Caller, Route, #server{clean = {not_before, Second}} = S) ->
-    case now_s() < Second of
-        true -> {by_lane, S};
-        false -> ask(Server, Caller, Route, S#server{clean = no})
+    watch(Server, Caller, Route, trunkline_deadline:in(0), S);
+ask(Server, Caller, Route, #server{clean = {not_before, From}} = S) ->
+    case trunkline_deadline:has_passed(From) of
+        true -> ask(Server, Caller, Route, S#server{clean = no});
+        false -> {by_lane, S}
     end;
 ask(_, _, _, #server{clean = {asked, _}} = S) ->
     {by_lane, S}.
 
-%% If the lane is idle, all has arrived. If not, it is not asked before that second.
-watch(Server, Caller, Route, Second, S) ->
+%% If the lane is idle, all has arrived. If not, it is not asked before that time.
+watch(Server, Caller, Route, From, S) ->
     #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
     _ = needs_watching(S) orelse trunkline_bypass:watch(1, Ix, Bypass),
@@ -122,16 +121,14 @@ watch(Server, Caller, Route, Second, S) ->
         true ->
             ask(Server, Caller, Route, S1#server{clean = yes});
         false ->
-            case now_s() < Second of
-                true ->
-                    {by_lane, S1#server{clean = {has_said, Second}}};
+            case trunkline_deadline:has_passed(From) of
                 false ->
+                    {by_lane, S1#server{clean = {has_said, From}}};
+                true ->
                     Question = trunkline_in_turn:ask_whether_arrived(element(Ix, Lanes), Server),
                     {{asked, Question}, S1#server{clean = {asked, Question}}}
             end
     end.
-
-now_s() -> erlang:monotonic_time(second).
 
 %% The lane has answered. From here on the server's messages to that node have arrived, unless it
 %% has said something since.
@@ -147,8 +144,8 @@ arrived(_, _, _, S) ->
 
 silence(Server, Route, S) -> silence(?SILENCE, Server, Route, S).
 
-silence(Seconds, Server, Route, S) ->
-    unwatched(Server, Route, S, S#server{clean = {not_before, now_s() + Seconds}}).
+silence(Time, Server, Route, S) ->
+    unwatched(Server, Route, S, S#server{clean = {not_before, trunkline_deadline:in(Time)}}).
 
 %% A caller has waited for long.
 -spec is_slow(Server :: pid(), trunkline_route:route(), server()) -> server().

@@ -21,15 +21,17 @@
 
 -export_type([waiting/0, request/0]).
 
-%% ms between two looks, at first and at last; and seconds that are long for a plain reply.
+%% ms between two looks, at first and at last; and that are long for a plain reply.
 -define(OFTEN, 1000).
 -define(MOST_RARELY, 64_000).
--define(LONG, 3).
+-define(LONG, 3000).
 
 -type request() :: {trunkline_command:caller(), Server :: pid()}.
 
 -record(waiting,
-        {requests = #{} :: #{request() => {Inlet :: pid(), Caller :: pid(), Second :: integer()}},
+        {%% With the time from which on the caller has waited for long.
+         requests = #{} :: #{request() => {Inlet :: pid(), Caller :: pid(),
+                                           trunkline_deadline:deadline()}},
          %% Those that callers monitor, and their monitors.
          inlets = #{} :: #{Inlet :: pid() => reference() | noconnection},
          %% The next look, and how long it is after the one before (ms).
@@ -46,7 +48,8 @@ add(Request, {Inlet, Caller}, #waiting{requests = Requests, inlets = Inlets} = W
                   #{Inlet := _} -> Inlets;
                   #{} -> Inlets#{Inlet => trunkline_process:monitor_connected(Inlet)}
               end,
-    soon(W#waiting{requests = Requests#{Request => {Inlet, Caller, now_s()}}, inlets = Inlets1}).
+    Waits = {Inlet, Caller, trunkline_deadline:in(?LONG)},
+    soon(W#waiting{requests = Requests#{Request => Waits}, inlets = Inlets1}).
 
 soon(#waiting{look = {_, ?OFTEN}} = W) ->
     W;
@@ -57,8 +60,6 @@ soon(#waiting{look = none} = W) ->
     later(?OFTEN, W).
 
 later(Time, W) -> W#waiting{look = {erlang:start_timer(Time, self(), look), Time}}.
-
-now_s() -> erlang:monotonic_time(second).
 
 -spec remove(request(), waiting()) -> waiting().
 remove(Request, #waiting{requests = Requests} = W) ->
@@ -81,8 +82,8 @@ time_to_look(Timer, #waiting{look = {Timer, _}, requests = Requests} = W)
     {[], W#waiting{look = none}};
 time_to_look(Timer, #waiting{look = {Timer, Time}, requests = Requests} = W) ->
     ok = look(W),
-    Before = now_s() - ?LONG,
-    Slow = [Server || {{_, Server}, {_, _, Second}} <- maps:to_list(Requests), Second < Before],
+    Slow = [Server || {{_, Server}, {_, _, Until}} <- maps:to_list(Requests),
+                      trunkline_deadline:has_passed(Until)],
     {lists:usort(Slow), later(min(2 * Time, ?MOST_RARELY), W)};
 time_to_look(_, W) ->
     {[], W}.                                 % it was cancelled too late

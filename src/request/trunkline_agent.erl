@@ -234,8 +234,6 @@ address({cancel, Name, Caller}, Agent) ->
         Server when is_pid(Server) -> address({cancel, Server, Caller}, Agent);
         _ -> {nobody, Agent}
     end;
-address({tell, Pid}, Agent) when is_pid(Pid) ->
-    {Pid, plain, Agent};
 address({tell, Name}, Agent) ->
     case whereis(Name) of
         Pid when is_pid(Pid) -> {Pid, plain, Agent};

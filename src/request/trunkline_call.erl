@@ -73,11 +73,11 @@ call(ServerRef, Label, Request, Timeout, Who) ->
 call_at({nowhere, Reason}, _, _, _, _, Who) ->
     fail(Reason, Who);
 call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) when Node =:= node() ->
-    trunkline_bounded:is_refusing(Server) andalso fail(overload, Who),
+    trunkline_bounded:refuses_call(Server) andalso fail(overload, Who),
     call_plain(Server, ServerRef, Label, Request, Timeout, Who);
 call_at({at, Node, Server}, ServerRef, Label, Request, Timeout, Who) ->
     Process = process(Node, Server),
-    trunkline_bounded:is_refusing(Process) andalso fail(overload, Who),
+    trunkline_bounded:refuses_call(Process) andalso fail(overload, Who),
     Deadline = trunkline_deadline:in(Timeout),
     case call_lane(Node, Server, Label, Request, Deadline) of
         {reply, Reply} ->
@@ -168,7 +168,7 @@ send_request(ServerRef, Label, Request) ->
             Process = if Node =:= node() -> Server;
                          true -> process(Node, Server)
                       end,
-            case trunkline_bounded:is_refusing(Process) of
+            case trunkline_bounded:refuses_call(Process) of
                 true -> failed(ServerRef, overload);
                 false -> request_at(Node, Server, Process, Label, Request)
             end;

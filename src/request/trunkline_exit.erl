@@ -25,7 +25,7 @@
 exit(Pid, Reason) when is_pid(Pid), node(Pid) =/= node() ->
     Node = node(Pid),
     Command = {exit, Pid, self()},
-    case trunkline_peers:can(Node, exit) andalso hand_over(Node, Command, Reason) of
+    case trunkline_peers:can(Node, v1) andalso hand_over(Node, Command, Reason) of
         false ->
             plain(Node, Pid, Reason);
         direct ->
@@ -119,7 +119,7 @@ direct({exit, Pid, Sender}, Reason, Node) ->
     end.
 
 direct(Pid, Sender, Reason, Node) ->
-    case Reason =/= kill andalso trunkline_peers:can(Node, exit) of
+    case Reason =/= kill andalso trunkline_peers:can(Node, v1) of
         true ->
             %% What the lane sends next is behind the signal, if the process gets to run soon. (The
             %% reference is made here so that the lane's mailbox need not be searched.)

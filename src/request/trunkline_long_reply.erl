@@ -49,7 +49,7 @@ may_ask(Node, Server, '$gen_call') ->
             trunkline_bypass:are_long(Server, Bypass)
                 andalso process_info(self(), message_queue_data) =:= {message_queue_data, on_heap}
                 andalso trunkline_in_turn:is_near(Stats)
-                andalso trunkline_peers:may_send_plainly(Node, reply);
+                andalso trunkline_peers:takes_turns(Node);
         none ->
             false
     end;
