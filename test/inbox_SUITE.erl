@@ -6,7 +6,8 @@
 -include_lib("stdlib/include/assert.hrl").
 
 -export([all/0, groups/0, suite/0]).
--export([names/1, name_taken/1, statem_modes/1, thrown_results/1, start_answers/1, supervised/1,
+-export([names/1, name_taken/1, statem_modes/1, thrown_results/1, start_answers/1, start_reports/1,
+         supervised/1,
          ends_together/1, ends_for_its_server/1, parent_ends/1, exit_signals/1, crash_loop/1]).
 -export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
 -export([short_mailbox/1, slow_start/1, overload/1, all_lost/1, own_requests/1,
@@ -23,7 +24,7 @@
          application_restarted/1,
          killed_and_started_again/1, killed_and_known_later/1, starter_killed/1, waiters_killed/1,
          keeper_killed/1, disconnected/1, stopped_and_continued/1, late_introduction/1]).
--export([is_urgent/1]).
+-export([is_urgent/1, crash_report/1]).
 
 -define(NAME, post).
 %% ms: for what needs an audit or two
@@ -37,7 +38,8 @@ all() -> [{group, servers}, {group, tools}, {group, floods}, {group, processes},
           {group, faults}].
 
 groups() ->
-    [{servers, [names, name_taken, statem_modes, thrown_results, start_answers, supervised,
+    [{servers, [names, name_taken, statem_modes, thrown_results, start_answers, start_reports,
+               supervised,
                 ends_together, ends_for_its_server, parent_ends, exit_signals, crash_loop]},
      {tools, [system_messages, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, slow_start, overload, all_lost, own_requests, takes_by_itself,
@@ -251,6 +253,31 @@ start_answers(_) ->
           B, fun() -> mailroom:own(fun() -> trunkline_inbox:start_link(mailroom, #{}, []) end) end),
     x = cluster:call(B, gen_server, call, [Pid, {echo, x}]),
     cluster:stop(B).
+
+%% A start that fails is reported as without an inbox.
+start_reports(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(B, kept_log, keep, [error, #{}, fun ?MODULE:crash_report/1]),
+    lists:foreach(
+      fun(How) ->
+              Reports = fun(Module) ->
+                                _ = ends(fun() -> Module:start_link(mailroom, How, []) end),
+                                length(kept_log:kept())
+                        end,
+              [Before, Plain, Ours] = cluster:call(B, fun() -> [length(kept_log:kept()),
+                                                               Reports(gen_server),
+                                                               Reports(trunkline_inbox)] end),
+              ?assertEqual({How, Plain - Before}, {How, Ours - Plain})
+      end, [#{init => ignore}, #{init => {stop, gone}}, #{init => {stop, normal}},
+            #{init => crash}, #{init => nonsense}]),
+    [_ | _] = cluster:call(B, kept_log, kept, []),
+    cluster:stop(B).
+
+%% The handler takes its time.
+crash_report(#{msg := {report, #{label := {proc_lib, crash}}}}) ->
+    receive after 100 -> {true, crash} end;
+crash_report(_) ->
+    false.
 
 %% The answer, and with which reason what was started has ended.
 ends(Start) ->

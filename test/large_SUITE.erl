@@ -1489,8 +1489,6 @@ ends_killed(_) ->
       end, lists:seq(1, 5)),
     cluster:stop_all([A, B]).
 
-%% Under load, from either side, by the process and by the socket: nothing is lost,
-%% nothing comes twice, and everything is in order.
 %% What an opener has when it is killed is lost: a request, a reply, or the reason of a 'DOWN'. The
 %% session goes on, and for those who wait it is as if the connection had been lost.
 opener_killed(_) ->
@@ -1548,6 +1546,8 @@ until_failed(Try) ->
         Other -> Other
     end.
 
+%% Under load, from either side, by the process and by the socket: nothing is lost,
+%% nothing comes twice, and everything is in order.
 carriers_killed(_) -> carriers_killed([], [carrier, socket], 6).
 
 two_carriers_killed(_) -> carriers_killed([{bulk_connections, 3}], [carrier, socket], 6).

@@ -84,7 +84,7 @@ rest() ->
                     ++ [{table, Name} || Table <- ets:all(), Name <- [ets:info(Table, name)],
                                          of_trunkline([Name]) =/= none]),
     Watched = counts([{watched, watched(Row)} || Row <- ets:tab2list(trunkline_monitors_watched)]),
-    Tables = [trunkline_peers, trunkline_monitors],
+    Tables = [trunkline_peers, trunkline_monitors, trunkline_owed],
     Rows = maps:from_list([{{rows, Table}, Size} || Table <- Tables,
                                                     Size <- [ets:info(Table, size)],
                                                     Size =/= undefined]),

@@ -110,7 +110,7 @@ handle_call(alias, _, S) ->
     {reply, alias(), S};
 handle_call({Note, Make, Message}, From, S) ->
     ok = count_plain(From),
-    Reply = {entries(Message), payload(1, Make)},
+    Reply = {entries(Message), payload(seed(Message), Make)},
     %% A reply keeps its place among the server's messages, if the request came by lane.
     case {Note, From} of
         {{before, Ref}, {Caller, [[alias | _] | _]}} ->
@@ -135,6 +135,9 @@ handle_cast(Message, S) -> {noreply, got(Message, S)}.
 handle_info(Message, S) -> {noreply, got(Message, S)}.
 
 entries({n, _, _, Entries, _, _, _}) -> Entries.
+
+%% Of what a reply to this is made of.
+seed(Message) -> erlang:phash2(entries(Message), 1_000_000) + 1.
 
 got({n, Time, Form, Entries, Seed, Make, Payload}, #log{destination = Destination} = S) ->
     case [Entry || {{_, D, _}, _} = Entry <- Entries, D =:= Destination] of
@@ -404,7 +407,7 @@ step(Kind, Target, Directory, S) when Kind =:= monitor; Kind =:= exit ->
 
 executed(nobody, Message, S) -> done(uncertain, name, Message, S);
 executed(Reply, Message, S) ->
-    answered({Reply, payload(1, 1)}, 1, Message, count_one(S)).
+    answered({Reply, payload(seed(Message), 1)}, 1, Message, count_one(S)).
 
 call(To, Message, Timeout, #sender{replies = Replies} = S) ->
     Make = make(Replies),
@@ -448,7 +451,7 @@ names(Message) -> [Name || {{_, {_, Name}, _}, _} <- entries(Message)].
 
 answered({Entries, Payload}, Make, Message, S) ->
     S1 = log(answered, entries(Message), S),
-    case {entries(Message), payload(1, Make)} of
+    case {entries(Message), payload(seed(Message), Make)} of
         {Entries, Payload} -> S1;
         _ -> odd({wrong_reply, entries(Message), Entries}, S1)
     end.

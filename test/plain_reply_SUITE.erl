@@ -478,12 +478,14 @@ left(A, B) ->
                      ++ lists:append([known(Inlet) || Inlet <- cluster:find(inlets, NodeA)])
          end).
 
-%% {agent, Route, Servers, Asked, ...}
+%% {agent, Route, Servers, Asked, {waiting, Requests, ...}, ...}
 known(Inlet) ->
     [Agent] = [Part || Part <- tuple_to_list(sys:get_state(Inlet)),
                        is_tuple(Part), element(1, Part) =:= agent],
-    [{What, maps:size(element(Ix, Agent))}
-     || {What, Ix} <- [{servers, 3}, {asked, 4}], maps:size(element(Ix, Agent)) > 0].
+    {agent, _, Servers, Asked, {waiting, Requests, _, _}, _, _} = Agent,
+    [{What, maps:size(Of)} || {What, Of} <- [{servers, Servers}, {asked, Asked},
+                                             {requests, Requests}],
+                              maps:size(Of) > 0].
 
 %% One of the nodes drains the other, or stops Trunkline. The caller gets its reply, and then
 %% nothing of the session is left.

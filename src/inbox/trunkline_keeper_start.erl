@@ -19,6 +19,8 @@
 -type what() :: {server, gen_server | gen_statem, module(), Args :: term(), Options :: list()}
               | {process, pid()}.
 
+%% ms that the server's report of a failed start may take.
+-define(REPORTS, 5000).
 %% The consumer gets no more while it has this part (an eighth) of the bytes of a full inbox.
 -define(WORK, 8).
 
@@ -133,12 +135,26 @@ start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
                 end,
     ok = trunkline_own_inboxes:await_predecessor(Name),
     try Behaviour:start_link(Callbacks, {Module, Args, Work, Parent}, Options) of
-        {ok, Server} -> {ok, {server, Name, Server}};
-        NotStarted -> NotStarted
+        {ok, Server} ->
+            {ok, {server, Name, Server}};
+        NotStarted ->
+            lists:foreach(fun await_end/1, servers(Parent)),
+            NotStarted
     catch
         error:Reason ->
             %% (The server may have started already.)
-            {links, Links} = process_info(self(), links),
-            [begin unlink(Pid), exit(Pid, kill) end || Pid <- Links, Pid =/= Parent],
+            [begin unlink(Pid), exit(Pid, kill) end || Pid <- servers(Parent)],
             {raised, Reason}
+    end.
+
+servers(Parent) ->
+    {links, Links} = process_info(self(), links),
+    [Pid || Pid <- Links, is_pid(Pid), Pid =/= Parent].
+
+%% Before OTP 26 a server that cannot start reports why after it has answered. If the keeper ended
+%% before that, it would end the server.
+await_end(Server) ->
+    Ref = monitor(process, Server),
+    receive {'DOWN', Ref, process, Server, _} -> ok
+    after ?REPORTS -> demonitor(Ref, [flush]), ok
     end.

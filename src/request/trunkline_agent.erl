@@ -128,12 +128,19 @@ leased(_, Agent) ->
 
 %% A caller with a lease is sending this request.
 -spec called(trunkline_command:command(), agent()) -> agent().
-called(Request, Agent) ->
+called(Request, #agent{servers = Servers} = Agent) ->
     {Server, Pid, Caller, _} = trunkline_command:request(Request),
-    {_, _, #agent{servers = Servers} = Agent1} = address({call, Server, Pid, Caller}, Agent),
-    #{Server := Known} = Servers,
-    Known1 = waits(Caller, {announced, Pid}, Known#server{leased = ?LEASED}),
-    Agent1#agent{servers = Servers#{Server := Known1}}.
+    case Servers of
+        #{Server := #server{callers = #{Caller := _}} = Known} ->
+            %% The request has come first, by lane after all.
+            Agent#agent{servers = Servers#{Server := Known#server{leased = ?LEASED}}};
+        #{} ->
+            {_, _, #agent{servers = Servers1} = Agent1} =
+                address({call, Server, Pid, Caller}, Agent),
+            #{Server := Known} = Servers1,
+            Known1 = waits(Caller, {announced, Pid}, Known#server{leased = ?LEASED}),
+            Agent1#agent{servers = Servers1#{Server := Known1}}
+    end.
 
 %% To be called once a second. Returns the requests that have been announced, and not answered, and
 %% whether there are leases.
