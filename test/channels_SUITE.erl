@@ -255,7 +255,7 @@ peer_without_channels(_) ->
                       fun() ->
                               {ok, {_, [{abstract_code, {_, Forms}}]}} =
                                   beam_lib:chunks(code:which(trunkline_handshake), [abstract_code]),
-                              {ok, Module, Beam} = compile:forms(without_channels(Forms), []),
+                              {ok, Module, Beam} = compile:forms(without_v1(Forms), []),
                               {module, Module} = code:load_binary(Module, "older", Beam),
                               ok
                       end),
@@ -270,11 +270,11 @@ peer_without_channels(_) ->
      || {From, To} <- [{A, B}, {B, A}]],
     cluster:stop_all([A, B]).
 
-without_channels({cons, _, {atom, _, channels}, Tail}) -> Tail;
-without_channels(Tuple) when is_tuple(Tuple) ->
-    list_to_tuple(without_channels(tuple_to_list(Tuple)));
-without_channels([H | T]) -> [without_channels(H) | without_channels(T)];
-without_channels(Other) -> Other.
+without_v1({cons, _, {atom, _, v1}, Tail}) -> Tail;
+without_v1(Tuple) when is_tuple(Tuple) ->
+    list_to_tuple(without_v1(tuple_to_list(Tuple)));
+without_v1([H | T]) -> [without_v1(H) | without_v1(T)];
+without_v1(Other) -> Other.
 
 %% --- what is common -----------------------------------------------------------------
 
