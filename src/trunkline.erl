@@ -448,8 +448,8 @@ monitor(Process) ->
 -doc "
 Monitors a process, as `erlang:monitor/2` does. The `'DOWN'` message comes after everything that the
 process has sent to the caller by Trunkline. Its reason is `noconnection` if the connection to the
-node is lost. `demonitor/1,2` of this module ends the monitor; `erlang:demonitor/1,2` does not know
-its reference, and has no effect.
+node is lost. Use `demonitor/1,2` of this module to end the monitor: `erlang:demonitor/1,2` has no
+effect on one that goes by lane.
 
 Ports and the time offset are monitored by `erlang:monitor/2`.
 
@@ -500,7 +500,7 @@ Sends an exit signal, as `erlang:exit/2` does, in order with everything that the
 that process by Trunkline, and with its monitors.
 
 If the process does not get to run for a second, what was sent to it later may come before the
-signal. To a node whose Trunkline is older than 0.6.0 the signal goes by the distribution, and has
+signal. To a node whose Trunkline is older than 1.0 the signal goes by the distribution, and has
 no order.
 
 ```erlang

@@ -38,7 +38,7 @@
 -type exit() :: {exit, pid(), Sender :: pid()}.
 %% The message is the function and its arguments. `nobody': no caller wants the outcome.
 %% With the pid of a caller that does not wait for the outcome: it gets the outcome as a message,
-%% among others. (To a peer with the capability `turn'. To others, the pid does not matter.)
+%% among others. (To a peer with the capability `v1'. To others, the pid does not matter.)
 -type apply() :: {apply, caller() | nobody, GroupLeader :: pid()}
                | {apply, caller(), GroupLeader :: pid(), Pid :: pid()}.
 

@@ -1041,7 +1041,7 @@ hello() ->
 
 capabilities() ->
     ?LET({More, Lacks},
-         {list(oneof([bulk, inbox])), frequency([{4, []}, {1, list(oneof(?REQUIRED))}])},
+         {list(oneof([v1, heaps, unknown])), frequency([{4, []}, {1, list(oneof(?REQUIRED))}])},
          (?REQUIRED -- Lacks) ++ More).
 
 %% Not a hello, though some come near to one.

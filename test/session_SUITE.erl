@@ -294,7 +294,7 @@ start(Node) ->
 
 hello(Lanes) ->
     #{protocol => {2, 2}, lanes => Lanes, window_bytes => 1000, bulk_bytes => 1000, release => "x",
-      capabilities => [request, large, multicast, apply, label, monitor, drain]}.
+      capabilities => [request, large, multicast, apply, label, monitor, drain, v1]}.
 
 walk([], _) ->
     true;

@@ -5,7 +5,7 @@
 -moduledoc false.
 -behaviour(gen_server).
 
--export([mark/2, said/1, is_26/0, is_behind/1]).
+-export([mark/2, said/1, is_26/0, is_behind/1, is_behind_me/1]).
 -export([begin_as/4, enter/1, done/1, returned/1, optional/3,
          plain_status/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2,
@@ -83,11 +83,20 @@ enter(Content) ->
 
 %% Whether the calling process is the one behind that keeper.
 -spec is_behind(pid()) -> boolean().
-is_behind(Keeper) ->
-    case get(?INBOX) of
-        {_, Work} -> trunkline_work:keeper(Work) =:= Keeper;
+is_behind(Keeper) -> is_behind(Keeper, get(?INBOX)).
+
+is_behind(Keeper, {_, Work}) -> trunkline_work:keeper(Work) =:= Keeper;
+is_behind(_, _) -> false.
+
+%% Whether the calling process is the keeper of that one, whose init/1 has been called.
+-spec is_behind_me(pid()) -> boolean().
+is_behind_me(Pid) when node(Pid) =:= node() ->
+    case process_info(Pid, dictionary) of
+        {dictionary, Dictionary} -> is_behind(self(), proplists:get_value(?INBOX, Dictionary));
         undefined -> false
-    end.
+    end;
+is_behind_me(_) ->
+    false.
 
 %% Each message is counted only once, because a gen_statem may see it again; and so are those before
 %% it that the server has taken out of its mailbox by itself.

@@ -138,16 +138,17 @@ start({server, Behaviour, Module, Args, Options}, Work, Parent, Name) ->
         {ok, Server} ->
             {ok, {server, Name, Server}};
         NotStarted ->
-            lists:foreach(fun await_end/1, servers(Parent)),
+            IsServer = fun trunkline_inbox_server:is_behind_me/1,
+            lists:foreach(fun await_end/1, lists:filter(IsServer, linked(Parent))),
             NotStarted
     catch
         error:Reason ->
             %% (The server may have started already.)
-            [begin unlink(Pid), exit(Pid, kill) end || Pid <- servers(Parent)],
+            [begin unlink(Pid), exit(Pid, kill) end || Pid <- linked(Parent)],
             {raised, Reason}
     end.
 
-servers(Parent) ->
+linked(Parent) ->
     {links, Links} = process_info(self(), links),
     [Pid || Pid <- Links, is_pid(Pid), Pid =/= Parent].
 

@@ -87,13 +87,16 @@ agree(#{protocol := {Low, High}, capabilities := Capabilities,
     Protocol = min(High, TheirHigh),
     case Protocol >= max(Low, TheirLow) andalso ?REQUIRED -- TheirCapabilities =:= [] of
         true ->
-            Known = Capabilities -- ?REQUIRED,
+            Common = [C || C <- Capabilities -- ?REQUIRED, lists:member(C, TheirCapabilities)],
             {ok, #{protocol => Protocol,
-                   capabilities => [C || C <- Known, lists:member(C, TheirCapabilities)],
+                   capabilities => Common,
                    lanes => min(Lanes, TheirLanes),
                    window_bytes => min(Window, TheirWindow),
                    bulk_bytes => min(Bulk, TheirBulk),
-                   resume_time => min(resume_time(Ours), resume_time(Theirs)),
+                   resume_time => case lists:member(v1, Common) of
+                                      true -> min(resume_time(Ours), resume_time(Theirs));
+                                      false -> 0
+                                  end,
                    release => case Theirs of
                                   #{release := Release} when length(Release) < 100 -> Release;
                                   #{} -> ""

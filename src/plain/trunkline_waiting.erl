@@ -24,7 +24,7 @@
 %% ms between two looks, at first and at last; and that are long for a plain reply.
 -define(OFTEN, 1000).
 -define(MOST_RARELY, 64_000).
--define(LONG, 3000).
+-define(LONG, 4000).
 
 -type request() :: {trunkline_command:caller(), Server :: pid()}.
 
