@@ -10,7 +10,7 @@
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
 -export([start_trunkline/1, stop_trunkline/0, lane_transport/0, dist_arguments/0, close/1,
-         find/2, by_module/1, openers/0, hold/1, release/0, is_a/2, in_loop/1, writers/1,
+         find/2, by_module/1, kill_openers/0, hold/1, release/0, is_a/2, in_loop/1, writers/1,
          is_at_rest/1, hibernates/1, await_suspended/2, is_awaited/2, agent/2, count_calls/3]).
 -export([break_channels/1, channel_ports/0, tls_connections/0]).
 
@@ -286,7 +286,12 @@ by_module(Module) ->
             {current_stacktrace, Stack} <- [process_info(Pid, current_stacktrace)],
             lists:keymember(Module, 1, Stack)].
 
-%% (And not an inlet that is just starting one.) Runs at the node.
+%% All that there are, and all that come. Runs at the node, for ever.
+kill_openers() ->
+    lists:foreach(fun(Pid) -> exit(Pid, kill) end, openers()),
+    kill_openers().
+
+%% (And not an inlet that is just starting one.)
 openers() ->
     [Pid || Pid <- by_module(trunkline_opener),
             {current_stacktrace, [_ | _] = Stack} <- [process_info(Pid, current_stacktrace)],

@@ -1090,10 +1090,7 @@ large_is_killed(_) ->
     ok = cluster:call(
            A, fun() ->
                       L = lists:seq(1, ?LARGE),
-                      Killer = spawn(Node, fun Kill() ->
-                                                   [exit(Pid, kill) || Pid <- cluster:openers()],
-                                                   Kill()
-                                           end),
+                      Killer = spawn(Node, cluster, kill_openers, []),
                       Killed = fun Again() ->
                                        case outcome(
                                               fun() ->
@@ -1115,10 +1112,7 @@ large_is_killed(_) ->
         {{error, {erpc, noconnection}}, {messages, []}},
         cluster:call(
           A, fun() ->
-                     Killer = spawn(fun Kill() ->
-                                            [exit(P, kill) || P <- cluster:openers()],
-                                            Kill()
-                                    end),
+                     Killer = spawn(cluster, kill_openers, []),
                      Lost = fun Again() ->
                                     case outcome(fun() ->
                                                          trunkline_erpc:call(

@@ -1481,7 +1481,7 @@ requests_refused(_) ->
                           At, fun() ->
                                       [_ = trunkline:send_request(To, {echo, N})
                                        || N <- lists:seq(1, 100)],
-                                      cluster:await(fun() -> trunkline_bounded:is_refusing(To) end),
+                                      cluster:await(fun() -> trunkline_inboxes:is_refusing(To) end),
                                       Before = refused(Inbox),
                                       Last = trunkline:send_request(To, {echo, last}),
                                       Answer = trunkline:receive_response(Last, ?LONG),

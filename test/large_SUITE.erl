@@ -1532,9 +1532,7 @@ to_pack() -> [binary:copy(<<"x">>, 5_000) | lists:seq(1, 500_000)].
 
 %% All openers at that node are killed until what is tried at A fails.
 kill_openers(At, A, Try) ->
-    Killer = cluster:call(At, fun() ->
-        spawn(fun Kill() -> [exit(Pid, kill) || Pid <- cluster:openers()], Kill() end)
-    end),
+    Killer = cluster:call(At, erlang, spawn, [cluster, kill_openers, []]),
     Failed = cluster:call(A, fun() -> until_failed(Try) end),
     true = cluster:call(At, erlang, exit, [Killer, kill]),
     Failed.

@@ -24,8 +24,7 @@
 -module(trunkline_bounded).
 -moduledoc false.
 
--export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, is_refusing/1, refuses_call/1,
-         arrived/2]).
+-export([enter/3, cancel/2, are_there/0, may_be/1, is_bounded/1, refuses_call/1, arrived/2]).
 -export([behind/1]).
 -export([clear/1, add/2, remove/1, is_crowded/0, grow/1]).
 
@@ -43,10 +42,8 @@
 -callback cancel(pid(), Wrapped :: term()) -> ok.
 %% Whether the destination bounds its senders, so that they have to ask for room.
 -callback is_bounded(key()) -> boolean().
-%% Whether a call should not even be tried.
--callback is_refusing(key()) -> boolean().
-%% Counts one that is not tried.
--callback count_refused(key()) -> ok.
+%% Whether a call should not even be tried. It counts as refused then.
+-callback refuses_call(key()) -> boolean().
 %% Messages from that node, by lane, whose senders may not have known that a destination is bounded.
 -callback arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].
 %% The process that answers what that process gets: another one, or the same.
@@ -98,21 +95,11 @@ is_bounded(Key) ->
         Module -> Module:is_bounded(Key)
     end.
 
--spec is_refusing(key()) -> boolean().
-is_refusing(Key) ->
-    case module(Key) of
-        none -> false;
-        Module -> Module:is_refusing(Key)
-    end.
-
-%% Whether a call is refused, which counts if it is.
 -spec refuses_call(key()) -> boolean().
 refuses_call(Key) ->
     case module(Key) of
-        none ->
-            false;
-        Module ->
-            Module:is_refusing(Key) andalso begin ok = Module:count_refused(Key), true end
+        none -> false;
+        Module -> Module:refuses_call(Key)
     end.
 
 -spec arrived(node(), [trunkline_lane:entry()]) -> [trunkline_lane:entry()].

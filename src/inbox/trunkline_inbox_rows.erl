@@ -11,7 +11,7 @@
 -moduledoc false.
 -behaviour(trunkline_bounded).
 
--export([enter/3, cancel/2, is_bounded/1, is_refusing/1, count_refused/1]).
+-export([enter/3, cancel/2, is_bounded/1, is_refusing/1, refuses_call/1]).
 -export([arrived/2, behind/1]).
 -export([new/0, add/1, names/3, remove/2, gate/1, count_again/2]).
 
@@ -119,23 +119,25 @@ is_bounded(Key) -> find(Key) =/= none.
 
 %% Whether a call should not even be tried.
 -spec is_refusing(key()) -> boolean().
-is_refusing(Key) ->
-    case find(Key) of
-        #row{policy = reject, gate = Gate, keeper = Keeper} ->
-            case trunkline_inbox_gate:is_refusing(Gate) of
-                true -> ok = watch_full(Keeper, Gate), true;
-                false -> false
-            end;
-        _ ->
-            false
+is_refusing(Key) -> refusing(Key) =/= none.
+
+%% The same for one that is not tried then, and counts.
+-spec refuses_call(key()) -> boolean().
+refuses_call(Key) ->
+    case refusing(Key) of
+        #row{keeper = Keeper, gate = Gate} -> ok = count_refused(Keeper, Gate), true;
+        none -> false
     end.
 
-%% A call has been refused.
--spec count_refused(key()) -> ok.
-count_refused(Key) ->
+refusing(Key) ->
     case find(Key) of
-        #row{keeper = Keeper, gate = Gate} -> count_refused(Keeper, Gate);
-        none -> ok
+        #row{policy = reject, gate = Gate, keeper = Keeper} = Row ->
+            case trunkline_inbox_gate:is_refusing(Gate) of
+                true -> ok = watch_full(Keeper, Gate), Row;
+                false -> none
+            end;
+        _ ->
+            none
     end.
 
 %% The row of what a sender sends to. (A name of this node may belong to another process already.)

@@ -34,7 +34,7 @@
 -behaviour(gen_server).
 
 -export([start_link/0, has_spoken/1]).
--export([enter/3, cancel/2, is_bounded/1, is_refusing/1, count_refused/1]).
+-export([enter/3, cancel/2, is_bounded/1, is_refusing/1]).
 -export([register/1, register_again/1, take_name_back/2, held/3, met/2, changed/2, senders/1,
          who_knows/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -71,9 +71,6 @@ is_bounded(Key) -> trunkline_inbox_rows:is_bounded(Key).
 
 -spec is_refusing(key()) -> boolean().
 is_refusing(Key) -> trunkline_inbox_rows:is_refusing(Key).
-
--spec count_refused(key()) -> ok.
-count_refused(Key) -> trunkline_inbox_rows:count_refused(Key).
 
 %% --- for inboxes ------------------------------------------------------------------
 
@@ -295,8 +292,7 @@ forget(Node, #state{accounts = Accounts, hosts = Hosts} = S) ->
 %% If that node is of release 0.5.0 it is asked which inboxes it has. This process must not wait for
 %% a busy connection.
 ask_old(Node) ->
-    case trunkline_peers:can(Node, v1)
-        orelse trunkline_sender:tell(Node, ?MODULE, {introduce, node()}) of
+    case is_old(Node) andalso trunkline_sender:tell(Node, ?MODULE, {introduce, node()}) of
         nosuspend -> _ = erlang:start_timer(?LATER, self(), {ask_old, Node}), ok;
         _ -> ok
     end.
@@ -378,10 +374,10 @@ tell_all(Node, Messages) ->
                 end, ok, Messages).
 
 in_its_words(News, Node) ->
-    case {trunkline_peers:can(Node, v1), News} of
-        {true, _} -> [in_full(News)];
-        {false, {over, _}} -> [];
-        {false, {inboxes, _, Keepers}} ->
+    case {is_old(Node), News} of
+        {false, _} -> [in_full(News)];
+        {true, {over, _}} -> [];
+        {true, {inboxes, _, Keepers}} ->
             Inboxes = [{Keeper, still(Name, Keeper), Policy, Bound}
                        || {Keeper, Name, Policy, Bound} <-          % those that have not ended
                               lists:map(fun trunkline_own_inboxes:inbox/1, Keepers)],

@@ -92,9 +92,8 @@ time_to_look(_, W) ->
 -spec ended(pid(), waiting()) -> {[request()], waiting()} | unknown.
 ended(Inlet, #waiting{requests = Requests, inlets = Inlets} = W)
   when is_map_key(Inlet, Inlets) ->
-    Of = maps:filter(fun(_, {At, _, _}) -> At =:= Inlet end, Requests),
-    {maps:keys(Of), W#waiting{requests = maps:without(maps:keys(Of), Requests),
-                              inlets = maps:remove(Inlet, Inlets)}};
+    Of = [Request || {Request, {At, _, _}} <- maps:to_list(Requests), At =:= Inlet],
+    {Of, W#waiting{requests = maps:without(Of, Requests), inlets = maps:remove(Inlet, Inlets)}};
 ended(_, _) ->
     unknown.
 
