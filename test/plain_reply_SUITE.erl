@@ -10,12 +10,12 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([granted/1, message_before/1, to_another/1, silence/1, sent_earlier/1,
+-export([granted/1, first_must_reply/1, message_before/1, to_another/1, silence/1, sent_earlier/1,
          not_granted/1, not_granted_if_session_resumes/1, async_before/1, async_under_way/1,
          message_behind/1, server_ends/1, server_ends_while_busy/1, ends_without_reply/1,
          nothing_left/1, looks_go_on/1, agent_killed/1, two_timers/1, end_in_good_order/1,
          connection_lost/1]).
--export([start/0, start/1, ways/1, until/4]).
+-export([start/0, start/1, ways/1, until/4, requests/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -define(NAME, plain_replier).
@@ -26,7 +26,7 @@
 
 suite() -> [{timetrap, {minutes, 2}}].
 
-all() -> [granted, message_before, to_another, silence, sent_earlier, not_granted,
+all() -> [granted, first_must_reply, message_before, to_another, silence, sent_earlier, not_granted,
           not_granted_if_session_resumes, async_before, async_under_way, message_behind,
           server_ends, server_ends_while_busy, ends_without_reply, nothing_left, looks_go_on,
           agent_killed, two_timers, end_in_good_order, connection_lost].
@@ -55,6 +55,32 @@ granted(A, B) ->
               Until(list, plain),
               Until(short, by_lane)
       end, [Pid, {?NAME, cluster:node_of(B)}]).
+
+%% A server may have looked before it was watched, and send something unseen, until it has had a
+%% request that came later. So the first request must have its reply before the lane is asked.
+first_must_reply(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    ?assertMatch([by_lane, by_lane, by_lane, by_lane, Way] when Way =/= by_lane,
+                 cluster:call(B, ?MODULE, requests, [cluster:node_of(A), self()])),
+    cluster:stop_all([A, B]).
+
+%% How five replies should go. The first of four requests is answered last, and then comes a fifth.
+requests(NodeA, Caller) ->
+    Route = trunkline_route:lookup(NodeA),
+    Server = spawn(fun() -> receive after infinity -> ok end end),
+    Request = fun(_, Plain) ->
+                      Ref = make_ref(),
+                      {Way, Plain1} = trunkline_plain_reply:request(Server, {Caller, Ref}, Route,
+                                                                    Plain),
+                      {{Way, Ref}, Plain1}
+              end,
+    {Four, Plain1} = lists:mapfoldl(Request, trunkline_plain_reply:new(), [1, 2, 3, 4]),
+    [First | Others] = [Ref || {_, Ref} <- Four],
+    Replied = fun(Ref, Plain) -> trunkline_plain_reply:replied(Server, Ref, Route, Plain) end,
+    Plain1 = lists:foldl(Replied, Plain1, Others),
+    {{Fifth, _}, _} = Request(5, Replied(First, Plain1)),
+    true = exit(Server, kill),
+    [Way || {Way, _} <- Four] ++ [Fifth].
 
 many_calls(Server, Callers, Each) ->
     Pids = [spawn_monitor(fun() -> exit([way_of(Server, list) || _ <- lists:seq(1, Each)]) end)
@@ -324,6 +350,7 @@ last_replies(A, B, N) ->
     NodeB = cluster:node_of(B),
     Ways = [begin
                 Server = cluster:call(B, ?MODULE, start, [?NAME]),
+                ok = granted_to(A, {?NAME, NodeB}),
                 Last = cluster:call(A, fun() ->
                     traffic:attempt(fun() ->
                         trunkline:call({?NAME, NodeB}, reply_and_stop, infinity)

@@ -60,35 +60,45 @@ is_down(none) ->
 
 offer(Node, To, Message, How, Ticket) ->
     case persistent_term:get(?ROUTE(Node), none) of
-        #route{lanes = Lanes, gate = Gate, bypass = Bypass, limit = Limit,
-               large = Large} = Route ->
+        #route{lanes = Lanes, bypass = Bypass} = Route ->
             Ix = ?LANE_OF(self(), Lanes),
-            Entered = case trunkline_owed:send(Route, Ix, To, Message, element(1, How)) of
-                          false ->
-                              case trunkline_shape:weight(Message) of
-                                  light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
-                                  Weight -> Weight
-                              end;
-                          Sent ->
-                              {sent, Sent}
+            Offered = case trunkline_owed:is_watched(Ix, Bypass) of
+                          false -> offer(Route, Ix, Node, To, Message, How, Ticket);
+                          true -> watched(Route, Ix, Node, To, Message, How, Ticket)
                       end,
-            case Entered of
-                Charge when is_integer(Charge) ->
-                    element(Ix, Lanes) ! [Charge, self(), To | Message],
-                    trunkline_owed:sent(To, Ix, Node, element(1, How), Bypass);
-                {sent, Answer} ->
-                    Answer;
-                {alone, Charge} ->
-                    again(alone(Route, Ix, To, Message, Charge, How, Ticket),
-                          Node, To, Message, How);
-                {refused, Charge} ->
-                    again(refused(Route, Ix, Ix, Charge, How, Ticket), Node, To, Message, How);
-                Long ->
-                    again(long(Long, Route, Ix, Node, To, Message, How, Ticket),
-                          Node, To, Message, How)
+            case Offered of
+                {again, Ticket1} -> offer(Node, To, Message, How, Ticket1);
+                _ -> Offered
             end;
         none ->
             direct
+    end.
+
+offer(#route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route, Ix, Node, To,
+      Message, How, Ticket) ->
+    Entered = case trunkline_shape:weight(Message) of
+                  light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
+                  Weight -> Weight
+              end,
+    case Entered of
+        Charge when is_integer(Charge) ->
+            element(Ix, Lanes) ! [Charge, self(), To | Message],
+            ok;
+        {alone, Charge} -> alone(Route, Ix, To, Message, Charge, How, Ticket);
+        {refused, Charge} -> refused(Route, Ix, Ix, Charge, How, Ticket);
+        Long -> long(Long, Route, Ix, Node, To, Message, How, Ticket)
+    end.
+
+%% The calling process may be a server that owes plain replies.
+watched(#route{bypass = Bypass} = Route, Ix, Node, To, Message, {Patience, _} = How, Ticket) ->
+    case trunkline_owed:send(Route, Ix, To, Message, Patience) of
+        false ->
+            case offer(Route, Ix, Node, To, Message, How, Ticket) of
+                ok -> trunkline_owed:sent(To, Ix, Node, Patience, Bypass);
+                Other -> Other
+            end;
+        Sent ->
+            Sent
     end.
 
 %% A short message enters, unless it is heavy.
@@ -170,21 +180,6 @@ by_lane(#route{gate = Gate, limit = Limit, lanes = Lanes} = Route, Ix, Entry, Ch
             refused(Route, Ix, Ix, Charge, How, Ticket)
     end.
 
-again({again, Ticket}, Node, To, Message, How) -> offer(Node, To, Message, How, Ticket);
-again(Answer, Node, To, _, How) -> answer(Answer, Node, To, How).
-
-%% (A server may have to wait until what it has sent has arrived.)
-answer(ok, Node, To, {Patience, _}) ->
-    case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes, bypass = Bypass} ->
-            Ix = ?LANE_OF(self(), Lanes),
-            trunkline_owed:sent(To, Ix, Node, Patience, Bypass);
-        none ->
-            ok
-    end;
-answer(Other, _, _, _) ->
-    Other.
-
 %% The same as hand_over/3, but the message does not travel in the lane, however small it is: a
 %% process of its own delivers it.
 -spec hand_over_apart(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
@@ -198,10 +193,12 @@ hand_over_apart(Node, To, Message) ->
 %% What offer/5 does, off the hot path: Enter tries to enter the calling process's lane.
 enter_by(Enter, Node, To, How, Ticket) ->
     case trunkline_route:lookup(Node) of
-        #route{lanes = Lanes} = Route ->
-            case Enter(Route, ?LANE_OF(self(), Lanes), Ticket) of
+        #route{lanes = Lanes, bypass = Bypass} = Route ->
+            Ix = ?LANE_OF(self(), Lanes),
+            case Enter(Route, Ix, Ticket) of
                 {again, Ticket1} -> enter_by(Enter, Node, To, How, Ticket1);
-                Answer -> answer(Answer, Node, To, How)
+                ok -> trunkline_owed:sent(To, Ix, Node, element(1, How), Bypass);
+                Answer -> Answer
             end;
         none ->
             direct

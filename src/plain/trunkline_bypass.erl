@@ -160,8 +160,7 @@ is_late(Ix, Bypass) -> atomics:get(Bypass, ?LATE(Ix)) =:= 1.
 -spec not_answered(Ix :: pos_integer(), bypass()) -> ok.
 not_answered(Ix, Bypass) -> atomics:put(Bypass, ?LATE(Ix), 1).
 
-%% Whether a server of that lane is watched. Asked when a message is in the lane: if not, the
-%% message is ahead of the agent's question.
+%% Whether a server of that lane is watched.
 -spec is_watched(Ix :: pos_integer(), bypass()) -> boolean().
 is_watched(Ix, Bypass) -> atomics:get(Bypass, ?WATCHED(Ix)) =/= 0.
 

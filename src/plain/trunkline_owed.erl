@@ -11,15 +11,17 @@
 %%     another process                       its lane
 %%
 %% (Exit signals and requests to that caller go as names do.) It waits 5 s at most, and not again
-%% for a minute if that was in vain. A process whose lane is not watched reads a shared word, no
-%% more.
+%% for a minute if that was in vain.
+%%
+%% A process reads before each message whether a server of its lane is watched. That is a persistent
+%% term, until the first server of this node is, and from then on also a shared word.
 -module(trunkline_owed).
 -moduledoc false.
 
 -include("../gate/trunkline_route.hrl").
 
--export([create/0, clean_up/0, owe/4, grant/4, paid/4]).
--export([send/5, sent/5]).
+-export([create/0, clean_up/0, watch/3, owe/4, grant/4, paid/4]).
+-export([is_watched/2, send/5, sent/5]).
 
 -export_type([caller/0]).
 
@@ -28,6 +30,8 @@
 %% Rows: {{Server, Caller, Request}, IsGranted, Agent, Ix, Bypass}. Ix is of the server's lane.
 -define(OWED, ?MODULE).
 -define(IS_GRANTED, 2).
+%% The persistent term: whether a server of this node has ever been watched.
+-define(WATCHED, trunkline_owed_watched).
 %% ms that a server waits at most, if the peer has stopped, say; and if it must not be suspended.
 -define(WAIT, 5000).
 -define(SHORT_WAIT, 100).
@@ -39,9 +43,16 @@
 -spec create() -> ok.
 create() ->
     ?OWED = ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]),
-    ok.
+    persistent_term:put(?WATCHED, false).
 
 %% --- for agents -------------------------------------------------------------------
+
+%% One more server of that lane is watched (1), or one less (-1). A request that is sent to the
+%% server after that makes it see it.
+-spec watch(1 | -1, Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
+watch(N, Ix, Bypass) ->
+    persistent_term:get(?WATCHED, false) orelse persistent_term:put(?WATCHED, true),
+    trunkline_bypass:watch(N, Ix, Bypass).
 
 %% Should it be granted? It may still be taken back.
 -spec owe(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
@@ -79,12 +90,18 @@ clean_up() ->
 
 %% --- for servers ------------------------------------------------------------------
 
+%% Whether a server of that lane is watched. If so, send/5 should be tried before the calling
+%% process hands a message to the lane, and sent/5 be called after that.
+-spec is_watched(Ix :: pos_integer(), trunkline_bypass:bypass()) -> boolean().
+is_watched(Ix, Bypass) ->
+    persistent_term:get(?WATCHED, false) andalso trunkline_bypass:is_watched(Ix, Bypass).
+
 %% The calling process sends that by plain distribution, if it owes the receiver a plain reply.
 %% `false': it does not.
 -spec send(trunkline_route:route(), Ix :: pos_integer(), trunkline_lane:to(), Message :: term(),
            trunkline_refused:patience()) -> ok | nosuspend | false.
-send(#route{bypass = Bypass} = Route, Ix, To, Message, Patience) when is_pid(To) ->
-    case trunkline_bypass:is_watched(Ix, Bypass) andalso is_granted(next({self(), To, 0}), To) of
+send(Route, Ix, To, Message, Patience) when is_pid(To) ->
+    case is_granted(next({self(), To, 0}), To) of
         true -> trunkline_in_turn:send_past(Route, Ix, To, Message, Patience);
         false -> false
     end;
@@ -104,7 +121,7 @@ is_granted(_, _) ->
 -spec sent(trunkline_lane:to(), Ix :: pos_integer(), node(), trunkline_refused:patience(),
            trunkline_bypass:bypass()) -> ok.
 sent(To, Ix, Node, Patience, Bypass) ->
-    case trunkline_bypass:is_watched(Ix, Bypass) of
+    case is_watched(Ix, Bypass) of
         false ->
             ok;
         true ->

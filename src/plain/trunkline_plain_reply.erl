@@ -5,10 +5,12 @@
 %% plain ones. If the agent can grant that, the server gets the caller's own alias:
 %%
 %%     caller                 agent                lane                 server
-%%       | ══ request, plain ══> |                    |                    |
-%%       |                       | watches the server |                    |
-%%       |                       | -- has all arrived that it has sent? -> |
+%%       | ══ request, plain ══> | watches the server |                    |
+%%       |                       | -- request ---------------------------> |
 %%       | <═══════════════════════════ reply ═══════ | <--------- reply - |
+%%       |                       | <-------- answered |                    |
+%%       | ══ request, plain ══> |                    |                    |
+%%       |                       | -- has all arrived that it has sent? -> |
 %%       |                       | <------------- yes |                    |
 %%       | ══ request, plain ══> |                    |                    |
 %%       |                       | has it sent more?  |                    |
@@ -19,8 +21,10 @@
 %% The reply must not overtake what the server has sent to the caller before by lane. So it gets the
 %% alias only while all has arrived that it has ever sent to that node, but for replies to calls,
 %% which their callers have by now. When a server that is watched sends something it says so, by a
-%% shared word, and the agent has to ask again. What the server sends while it owes a plain reply
-%% keeps the order, too (trunkline_owed). If the server had to wait for that it gives no plain
+%% shared word, and the agent has to ask again. (Before it sends, it looks whether it is watched. So
+%% it may have looked too early, and send unseen, until it gets a request that has come later. By
+%% the time of the reply to that all is in its lane.) What the server sends while it owes a plain
+%% reply keeps the order, too (trunkline_owed). If the server had to wait for that it gives no plain
 %% replies for a while. Nor does a server that takes long to reply.
 %%
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
@@ -36,7 +40,8 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([new/0, request/4, other_request/3, arrived/4, settle/5, is_slow/3, tick/3, ended/3]).
+-export([new/0, request/4, other_request/3, replied/4, arrived/4, settle/5, is_slow/3, tick/3,
+         ended/3]).
 
 -export_type([server/0, question/0]).
 
@@ -52,11 +57,12 @@
 
 %% What an agent knows of a server.
 -record(server,
-        {%% Whether all has arrived that the server has sent. `has_said': it has sent something
-         %% since, and the lane is not asked before that time. `not_before': there are no plain
-         %% replies until then.
-         clean = no :: no | {asked, question()} | yes | {has_said, trunkline_deadline:deadline()}
-                     | {not_before, trunkline_deadline:deadline()},
+        {%% Whether all has arrived that the server has sent. `watching': it sees that it is
+         %% watched when it gets this request. `has_said': it may have sent something since, and
+         %% the lane is not asked before that time. `not_before': there are no plain replies until
+         %% then.
+         clean = no :: no | {watching, trunkline_command:caller()} | {asked, question()} | yes
+                     | {has_said | not_before, trunkline_deadline:deadline()},
          %% What the shared word was at that time.
          said = 0 :: integer(),
          owed = 0 :: non_neg_integer(),         % plain replies
@@ -99,23 +105,23 @@ ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) -
 ask(Server, Caller, Route, #server{clean = {has_said, From}, said = Before} = S) ->
     case trunkline_bypass:has_waited(Before, trunkline_bypass:said(Server, Route#route.bypass)) of
         true -> {by_lane, silence(Server, Route, S)};
-        false -> watch(Server, Caller, Route, From, S)
+        false -> look(Server, Caller, Route, From, S)
     end;
-ask(Server, Caller, Route, #server{clean = no} = S) ->
-    watch(Server, Caller, Route, trunkline_deadline:in(0), S);
+ask(Server, {_, Request}, Route, #server{clean = no} = S) ->
+    _ = needs_watching(S) orelse watch(1, Server, Route),
+    {by_lane, S#server{clean = {watching, Request}, used = true}};
 ask(Server, Caller, Route, #server{clean = {not_before, From}} = S) ->
     case trunkline_deadline:has_passed(From) of
         true -> ask(Server, Caller, Route, S#server{clean = no});
         false -> {by_lane, S}
     end;
-ask(_, _, _, #server{clean = {asked, _}} = S) ->
+ask(_, _, _, #server{clean = {Awaits, _}} = S) when Awaits =:= watching; Awaits =:= asked ->
     {by_lane, S}.
 
 %% If the lane is idle, all has arrived. If not, it is not asked before that time.
-watch(Server, Caller, Route, From, S) ->
+look(Server, Caller, Route, From, S) ->
     #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
-    _ = needs_watching(S) orelse trunkline_bypass:watch(1, Ix, Bypass),
     S1 = S#server{said = trunkline_bypass:said(Server, Bypass), used = true},
     case trunkline_bypass:is_idle(Gate, Ix, Bypass) of
         true ->
@@ -129,6 +135,15 @@ watch(Server, Caller, Route, From, S) ->
                     {{asked, Question}, S1#server{clean = {asked, Question}}}
             end
     end.
+
+%% A reply to that request has left the lane.
+-spec replied(Server :: pid(), trunkline_command:caller(), trunkline_route:route(), server()) ->
+          server().
+replied(Server, Request, #route{bypass = Bypass}, #server{clean = {watching, Request}} = S) ->
+    S#server{clean = {has_said, trunkline_deadline:in(0)},
+             said = trunkline_bypass:said(Server, Bypass)};
+replied(_, _, _, S) ->
+    S.
 
 %% The lane has answered. From here on the server's messages to that node have arrived, unless it
 %% has said something since.
@@ -163,22 +178,23 @@ other_request(Server, Route, #server{clean = Clean} = S) ->
 %% The caller has a plain reply, or does not wait for it any more; or the session is `over'. Or the
 %% server has `ended': its last message may be the reply, and news of the end must not overtake
 %% that.
--spec settle(answered | ended | over, Server :: pid(), trunkline_owed:caller(),
+-spec settle(answered | cancelled | ended | over, Server :: pid(), trunkline_owed:caller(),
              trunkline_route:route(), server()) -> server().
 settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route,
     Ix = ?LANE_OF(Server, Lanes),
     ok = case How of
-             answered -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1);
+             over -> ok;
              ended -> trunkline_in_turn:sent_for(Server, node(Pid), Route);
-             over -> ok
+             _ -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1)
          end,
     ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
     unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
 
 %% To be called once a second. A server that owes nothing, and has had no such request since, is not
-%% watched any more.
+%% watched any more. (And it may never reply to the request that shows that it knows.)
 -spec tick(Server :: pid(), trunkline_route:route(), server()) -> server().
+tick(Server, Route, #server{clean = {watching, _}} = S) -> other_request(Server, Route, S);
 tick(Server, Route, #server{used = false} = S) -> other_request(Server, Route, S);
 tick(_, _, S) -> S#server{used = false}.
 
@@ -192,14 +208,18 @@ ended(Server, Route, #server{clean = Clean} = S) ->
     end.
 
 is_watched(yes) -> true;
+is_watched({watching, _}) -> true;
 is_watched({asked, _}) -> true;
 is_watched({has_said, _}) -> true;
 is_watched(_) -> false.
 
-unwatched(Server, #route{lanes = Lanes, bypass = Bypass}, Before, S) ->
+unwatched(Server, Route, Before, S) ->
     case {needs_watching(Before), needs_watching(S)} of
-        {true, false} -> trunkline_bypass:watch(-1, ?LANE_OF(Server, Lanes), Bypass), S;
+        {true, false} -> watch(-1, Server, Route), S;
         _ -> S
     end.
+
+watch(N, Server, #route{lanes = Lanes, bypass = Bypass}) ->
+    trunkline_owed:watch(N, ?LANE_OF(Server, Lanes), Bypass).
 
 needs_watching(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watched(Clean).

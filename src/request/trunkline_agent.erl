@@ -121,10 +121,16 @@ step(Command, Message, Agent) ->
 %% The answer to a question about a request may become a lease.
 leased(Request, #agent{servers = Servers} = Agent)
   when element(1, Request) =:= call, is_pid(element(2, Request)) ->
-    #{element(2, Request) := Known} = Servers,
-    Agent#agent{servers = Servers#{element(2, Request) := Known#server{leased = ?LEASED}}};
+    Server = element(2, Request),
+    #{Server := Known} = Servers,
+    Agent#agent{servers = Servers#{Server := leased_now(Server, Known, Agent)}};
 leased(_, Agent) ->
     Agent.
+
+%% (The request that the answer is for may never be sent.)
+leased_now(Server, #server{plain = Plain} = Known, #agent{route = Route}) ->
+    Known#server{leased = ?LEASED,
+                 plain = trunkline_plain_reply:other_request(Server, Route, Plain)}.
 
 %% A caller with a lease is sending this request.
 -spec called(trunkline_command:command(), agent()) -> agent().
@@ -233,7 +239,7 @@ address({cancel, Server, Caller}, Agent) when is_pid(Server) ->
     Request = {Caller, Server},
     %% It may have been announced, and the agent has not heard of that yet.
     _ = is_relayed(Server, {unannounced, Request}, Agent),
-    {nobody, settle(Request, Agent)};
+    {nobody, settle(cancelled, Request, Agent)};
 address({cancel, Name, Caller}, Agent) ->
     %% If another process has the name by now, the request is remembered until the former
     %% one replies or ends. A late reply does no harm.
@@ -353,21 +359,22 @@ broken(_, _, Agent) ->
 %% A lane reports that these servers have replied to these callers.
 -spec answered([{trunkline_command:caller(), Server :: pid()}], agent()) -> agent().
 answered(Requests, Agent) ->
-    lists:foldl(fun settle/2, Agent, Requests).
+    lists:foldl(fun(Request, Agent0) -> settle(answered, Request, Agent0) end, Agent, Requests).
 
 %% The caller of a request that was announced has given up. (If the same request has come by lane
 %% meanwhile, it stays.)
 -spec unannounced({trunkline_command:caller(), Server :: pid()}, agent()) -> agent().
 unannounced({Caller, Server} = Request, #agent{servers = Servers} = Agent) ->
     case Servers of
-        #{Server := #server{callers = #{Caller := {announced, _}}}} -> settle(Request, Agent);
+        #{Server := #server{callers = #{Caller := {announced, _}}}} ->
+            settle(cancelled, Request, Agent);
         #{} -> Agent
     end.
 
-settle({Caller, Server}, #agent{servers = Servers} = Agent) ->
+settle(How, {Caller, Server}, #agent{servers = Servers} = Agent) ->
     case Servers of
         #{Server := #server{callers = #{Caller := Waits} = Callers, others = Others} = Known} ->
-            {Plain, Agent1} = settled(answered, Caller, Waits, Server, {Known#server.plain, Agent}),
+            {Plain, Agent1} = settled(How, Caller, Waits, Server, {Known#server.plain, Agent}),
             Known1 = Known#server{callers = maps:remove(Caller, Callers), plain = Plain,
                                   others = Others - other(Waits)},
             owes_reply(Known1) orelse mark(Server, -1, Agent),
@@ -380,10 +387,12 @@ settled(How, Caller, {plain, Pid}, Server,
         {Plain, #agent{waiting = Waiting, route = Route} = Agent}) ->
     {trunkline_plain_reply:settle(How, Server, {Pid, Caller}, Route, Plain),
      Agent#agent{waiting = trunkline_waiting:remove({Caller, Server}, Waiting)}};
-settled(_, _, Waits, Server, {Plain, #agent{route = Route} = Agent}) ->
+settled(How, Caller, Waits, Server, {Plain, #agent{route = Route} = Agent}) ->
     case other(Waits) of
         %% A plain reply could overtake what has left the lane just now.
         1 -> {trunkline_plain_reply:other_request(Server, Route, Plain), Agent};
+        0 when How =:= answered ->
+            {trunkline_plain_reply:replied(Server, Caller, Route, Plain), Agent};
         0 -> {Plain, Agent}
     end.
 
