@@ -20,7 +20,7 @@
 
 -define(NAME, plain_replier).
 %% Of the shared words, that of a lane which says how many are owed (trunkline_bypass).
--define(OWED(Ix), (1024 + 2 * 256 + 16 * (Ix) + 8)).
+-define(OWED(Ix), (1024 + 2 * 256 + 16 * (Ix) + 7)).
 %% Calls within which a server gets to plain replies, or back to lanes.
 -define(SOON, 200).
 

@@ -82,14 +82,15 @@
 -define(LONG(Server), (?MARKS + ?SERVERS + erlang:phash2(Server, ?SERVERS) + 1)).
 -define(LANE(Ix), (?MARKS + 2 * ?SERVERS + 16 * (Ix))).
 -define(IDLE(Ix), ?LANE(Ix)).
--define(TICKS(Ix), (?LANE(Ix) + 1)).
--define(STARTED(Ix), (?LANE(Ix) + 2)).
--define(SENT(Ix), (?LANE(Ix) + 3)).
--define(QUIET(Ix), (?LANE(Ix) + 4)).
--define(WINDOW(Ix), (?LANE(Ix) + 5)).
--define(LATE(Ix), (?LANE(Ix) + 6)).
--define(WATCHED(Ix), (?LANE(Ix) + 7)).
--define(OWED(Ix), (?LANE(Ix) + 8)).
+-define(STARTED(Ix), (?LANE(Ix) + 1)).
+-define(SENT(Ix), (?LANE(Ix) + 2)).
+-define(QUIET(Ix), (?LANE(Ix) + 3)).
+-define(WINDOW(Ix), (?LANE(Ix) + 4)).
+-define(LATE(Ix), (?LANE(Ix) + 5)).
+-define(WATCHED(Ix), (?LANE(Ix) + 6)).
+-define(OWED(Ix), (?LANE(Ix) + 7)).
+%% What the word of those that have sent has more while the lane ticks.
+-define(TICKING, (1 bsl 58)).
 
 %% Messages of one lane in a second. (With more, its batches cost less than messages that go one by
 %% one. That does not depend on how many lanes there are. Measured with `thin traffic' of
@@ -198,9 +199,7 @@ sampled(Message, Ix, Bypass) ->
 
 %% It has sent. Returns whether the lane should be told.
 -spec sent(Ix :: pos_integer(), bypass()) -> boolean().
-sent(Ix, Bypass) ->
-    atomics:add(Bypass, ?SENT(Ix), 1),
-    atomics:get(Bypass, ?TICKS(Ix)) =:= 0.
+sent(Ix, Bypass) -> atomics:add_get(Bypass, ?SENT(Ix), 1) < ?TICKING.
 
 %% It could not send.
 -spec cancel(Ix :: pos_integer(), bypass()) -> ok.
@@ -245,7 +244,12 @@ set_idle(IsIdle, #past{ix = Ix, bypass = Bypass}) -> put(?IDLE(Ix), IsIdle, Bypa
 
 %% Whether the lane ticks by itself. (If it stops, it has to look once more.)
 -spec ticks(boolean(), past()) -> ok.
-ticks(Ticks, #past{ix = Ix, bypass = Bypass}) -> put(?TICKS(Ix), Ticks, Bypass).
+ticks(Ticks, #past{ix = Ix, bypass = Bypass}) ->
+    case atomics:get(Bypass, ?SENT(Ix)) >= ?TICKING of
+        Ticks -> ok;
+        false -> atomics:add(Bypass, ?SENT(Ix), ?TICKING);
+        true -> atomics:sub(Bypass, ?SENT(Ix), ?TICKING)
+    end.
 
 %% Whether so many messages in a second are few.
 -spec are_few(integer()) -> boolean().
@@ -331,7 +335,7 @@ is_sending(Past) ->
 
 %% (Sent is read first: what is sent has been started.)
 counts(#past{ix = Ix, bypass = Bypass}) ->
-    Sent = atomics:get(Bypass, ?SENT(Ix)),
+    Sent = atomics:get(Bypass, ?SENT(Ix)) band (?TICKING - 1),
     {atomics:get(Bypass, ?STARTED(Ix)), Sent}.
 
 take({_, Sent} = Counts, #past{sent = Before} = Past) ->

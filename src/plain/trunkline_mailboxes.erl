@@ -65,11 +65,10 @@
 may_receive(Receiver, Table) ->
     %% (To look up the row would copy the pid.)
     try
-        ets:member(Table, Receiver)
-            andalso (ets:lookup_element(Table, Receiver, ?SENT) =:= ?MANY
-                     orelse ets:update_counter(Table, Receiver, {?SENT, 1, ?MANY, ?MANY}) > 0)
+        ets:lookup_element(Table, Receiver, ?SENT) =:= ?MANY
+            orelse ets:update_counter(Table, Receiver, {?SENT, 1, ?MANY, ?MANY}) > 0
     catch
-        error:badarg -> false                % the row has been deleted, or the table
+        error:badarg -> false                % there is no row, or no table any more
     end.
 
 %% --- for the lane -----------------------------------------------------------------
