@@ -570,7 +570,7 @@ enter(_, _, 0) ->
     ok;
 enter(Gate, Ix, N) ->
     Limit = trunkline_gate:limit(1 bsl 34),
-    Charge = case trunkline_gate:enter(Gate, Ix, {ping, N, 1}, Limit, Limit) of
+    Charge = case trunkline_gate:enter(Gate, Ix, {ping, N, 1}, Limit, 200) of
                  {alone, C} -> C;
                  C -> C
              end,

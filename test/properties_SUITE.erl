@@ -92,7 +92,7 @@ run_gate([{Command, Ix, Size} | Commands], Gate, Limit, Model) ->
                                [] -> {alone, Charge};
                                _ -> Charge
                            end,
-                case trunkline_gate:enter(Gate, Ix, Message, Packed, infinity) of
+                case trunkline_gate:enter(Gate, Ix, Message, Packed, 1 bsl 30) of
                     Admitted when Expected -> Model#{Ix := {[Charge | Inside], Door}};
                     {refused, Charge} when not Expected -> Model
                 end;
@@ -151,7 +151,7 @@ passers(Gate, Limit, Most, N, Passed) ->
 fill(_, _, _, 0, Charges) ->
     Charges;
 fill(Gate, Limit, Message, N, Charges) ->
-    case trunkline_gate:enter(Gate, 1, Message, Limit, infinity) of
+    case trunkline_gate:enter(Gate, 1, Message, Limit, 1 bsl 30) of
         {refused, _} -> Charges;
         {alone, Charge} -> fill(Gate, Limit, Message, N - 1, [Charge | Charges]);
         Charge -> fill(Gate, Limit, Message, N - 1, [Charge | Charges])

@@ -61,6 +61,7 @@
 %% words. (With 9 the bytes reach any limit before the number of messages outgrows its part of the
 %% level.)
 -define(ADDRESSEE, 72).
+-define(LEAST(Bytes), (((Bytes) + ?OVERHEAD) bsl ?SHIFT)).
 -define(CHARGE(Message), (((erlang:external_size(Message) + ?OVERHEAD) bsl ?SHIFT) + 1)).
 
 -define(LEVEL(Ix), (16 * (Ix))).
@@ -82,7 +83,7 @@ limit(Bytes) -> Bytes bsl ?SHIFT.
 %% Messages of that many bytes, or more, are charged at least this; smaller ones
 %% are charged less.
 -spec least(Bytes :: pos_integer()) -> charge().
-least(Bytes) -> (Bytes + ?OVERHEAD) bsl ?SHIFT.
+least(Bytes) -> ?LEAST(Bytes).
 
 %% What one message is charged.
 -spec charge(term()) -> charge().
@@ -128,13 +129,13 @@ is_below(Charge, {Bytes, Messages}) -> bytes(Charge) < Bytes andalso messages(Ch
 
 %% Admits a message and returns what it is charged, or leaves everything as it
 %% was and returns what it would have been charged. `alone': it is admitted, and nothing else is in
-%% the lane. `exactly': the charge is Long or more, and it is not admitted here. (One function,
+%% the lane. `exactly': it has so many bytes or more, and is not admitted here. (One function,
 %% because this is the hot path.)
--spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Long :: charge()) ->
+-spec enter(gate(), pos_integer(), Message :: term(), Limit :: charge(), Bytes :: pos_integer()) ->
           charge() | {alone | refused | exactly, charge()}.
-enter(Gate, Ix, Message, Limit, Long) ->
+enter(Gate, Ix, Message, Limit, Bytes) ->
     case ?CHARGE(Message) of
-        Charge when Charge < Long -> enter(Gate, Ix, Charge, Limit);
+        Charge when Charge < ?LEAST(Bytes) -> enter(Gate, Ix, Charge, Limit);
         Charge -> {exactly, Charge}
     end.
 

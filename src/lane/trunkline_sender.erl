@@ -26,10 +26,10 @@
 -opaque packed() :: {encoded, binary()}
                   | {parcel, trunkline_parcel:parcel(), trunkline_gate:charge()}.
 
-%% From this charge on it pays to look at what a message is made of; and from this one on, to find
+%% From so many bytes on it pays to look at what a message is made of; and from so many on, to find
 %% out how much memory it takes, if its beginning does not tell (a record, say).
--define(LONG, (trunkline_gate:limit(4096))).
--define(MEDIUM, (trunkline_gate:least(200))).
+-define(LONG, 4096).
+-define(MEDIUM, 200).
 
 -spec hand_over(node(), trunkline_lane:to(), term()) -> ok | direct | unreachable.
 hand_over(Node, To, Message) ->
@@ -77,7 +77,7 @@ offer(Node, To, Message, How, Ticket) ->
 offer(#route{lanes = Lanes, gate = Gate, limit = Limit, large = Large} = Route, Ix, Node, To,
       Message, How, Ticket) ->
     Entered = case trunkline_shape:weight(Message) of
-                  light -> enter(Gate, Ix, Message, Limit, min(Large, ?LONG));
+                  light -> enter(Gate, Ix, Message, Limit, Large);
                   Weight -> Weight
               end,
     case Entered of
@@ -102,9 +102,10 @@ watched(#route{bypass = Bypass} = Route, Ix, Node, To, Message, {Patience, _} = 
     end.
 
 %% A short message enters, unless it is heavy.
-enter(Gate, Ix, Message, Limit, Long) ->
+enter(Gate, Ix, Message, Limit, Large) ->
     case trunkline_gate:enter(Gate, Ix, Message, Limit, ?MEDIUM) of
         {exactly, Charge} ->
+            Long = min(Large, trunkline_gate:limit(?LONG)),
             case trunkline_shape:weighed(Charge, Message) of
                 {exactly, Charge} when Charge < Long ->
                     trunkline_gate:enter(Gate, Ix, Charge, Limit);
