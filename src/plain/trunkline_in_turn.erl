@@ -177,8 +177,8 @@ send_heavy(#route{bypass = Bypass} = Route, Ix, To, Message) ->
 -spec start_short(trunkline_route:route(), Ix :: pos_integer(), To :: trunkline_lane:to(),
                   trunkline_gate:charge()) -> boolean().
 start_short(#route{bypass = Bypass} = Route, Ix, To, Charge) ->
-    trunkline_bypass:is_quiet(Ix, Bypass)
-        andalso is_pid(To) andalso bypasses(To, node(To), Ix, Charge, Route).
+    is_pid(To) andalso trunkline_bypass:is_quiet(Ix, Bypass)
+        andalso bypasses(To, node(To), Ix, Charge, Route).
 
 %% Sends a message past the lane, although that may not be idle. `false': there is no connection.
 -spec send_past(trunkline_route:route(), Ix :: pos_integer(), To :: pid(), Message :: term(),
