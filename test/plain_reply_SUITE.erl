@@ -10,7 +10,8 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([granted/1, first_must_reply/1, message_before/1, to_another/1, silence/1, sent_earlier/1,
+-export([granted/1, granted_when_seen/1, slow_or_seldom/1, message_before/1,
+         to_another/1, silence/1, sent_earlier/1,
          not_granted/1, not_granted_if_session_resumes/1, async_before/1, async_under_way/1,
          message_behind/1, server_ends/1, server_ends_while_busy/1, ends_without_reply/1,
          nothing_left/1, looks_go_on/1, agent_killed/1, two_timers/1, end_in_good_order/1,
@@ -26,7 +27,8 @@
 
 suite() -> [{timetrap, {minutes, 2}}].
 
-all() -> [granted, first_must_reply, message_before, to_another, silence, sent_earlier, not_granted,
+all() -> [granted, granted_when_seen, slow_or_seldom, message_before,
+          to_another, silence, sent_earlier, not_granted,
           not_granted_if_session_resumes, async_before, async_under_way, message_behind,
           server_ends, server_ends_while_busy, ends_without_reply, nothing_left, looks_go_on,
           agent_killed, two_timers, end_in_good_order, connection_lost].
@@ -57,30 +59,47 @@ granted(A, B) ->
       end, [Pid, {?NAME, cluster:node_of(B)}]).
 
 %% A server may have looked before it was watched, and send something unseen, until it has had a
-%% request that came later. So the first request must have its reply before the lane is asked.
-first_must_reply(_) ->
+%% request that came later. So there must have been a reply to such a request before the lane is
+%% asked.
+granted_when_seen(_) ->
     {A, B} = cluster:pair([{lanes, 1}]),
-    ?assertMatch([by_lane, by_lane, by_lane, by_lane, Way] when Way =/= by_lane,
-                 cluster:call(B, ?MODULE, requests, [cluster:node_of(A), self()])),
+    [{watching, Watch}, {watching, Watch}, none, {asked, _}, by_lane, plain] =
+        cluster:call(B, ?MODULE, requests, [cluster:node_of(A), self()]),
     cluster:stop_all([A, B]).
 
-%% How five replies should go. The first of four requests is answered last, and then comes a fifth.
+%% What happens with two requests; with the reply to one that came before the watch began, and to
+%% the first; and with two requests more, before and after the lane's answer.
 requests(NodeA, Caller) ->
-    Route = trunkline_route:lookup(NodeA),
+    #route{lanes = {Lane}} = Route = trunkline_route:lookup(NodeA),
     Server = spawn(fun() -> receive after infinity -> ok end end),
-    Request = fun(_, Plain) ->
-                      Ref = make_ref(),
-                      {Way, Plain1} = trunkline_plain_reply:request(Server, {Caller, Ref}, Route,
-                                                                    Plain),
-                      {{Way, Ref}, Plain1}
+    Request = fun(Plain) ->
+                      trunkline_plain_reply:request(Server, {Caller, make_ref()}, Route, Plain)
               end,
-    {Four, Plain1} = lists:mapfoldl(Request, trunkline_plain_reply:new(), [1, 2, 3, 4]),
-    [First | Others] = [Ref || {_, Ref} <- Four],
-    Replied = fun(Ref, Plain) -> trunkline_plain_reply:replied(Server, Ref, Route, Plain) end,
-    Plain1 = lists:foldl(Replied, Plain1, Others),
-    {{Fifth, _}, _} = Request(5, Replied(First, Plain1)),
+    {{watching, Watch} = First, Plain1} = Request(trunkline_plain_reply:new()),
+    {Second, Plain2} = Request(Plain1),
+    {Earlier, Plain3} = trunkline_plain_reply:replied(Server, make_ref(), Route, Plain2),
+    {{asked, Question} = Asked, Plain4} =
+        trunkline_plain_reply:replied(Server, Watch, Route, Plain3),
+    {Third, Plain5} = Request(Plain4),
+    HaveArrived = receive {Question, Answer} ->
+                              trunkline_in_turn:have_arrived(Lane, Question, Answer)
+                  end,
+    {Fourth, _} = Request(trunkline_plain_reply:arrived(Question, HaveArrived, {Server, Route},
+                                                        Plain5)),
     true = exit(Server, kill),
-    [Way || {Way, _} <- Four] ++ [Fifth].
+    [First, Second, Earlier, Asked, Third, Fourth].
+
+%% Servers that take more than a second for each reply, or have a request every few seconds.
+slow_or_seldom(_) ->
+    {A, B} = cluster:pair([{lanes, 1}]),
+    ok = long_by_name(A, B),
+    Server = cluster:call(B, ?MODULE, start, [?NAME]),
+    Named = {?NAME, cluster:node_of(B)},
+    ok = cluster:call(A, ?MODULE, until, [Named, {late, 1200}, plain, 12]),
+    receive after 3000 -> ok end,                    % (this is the case, not a wait for something)
+    ok = cluster:call(A, ?MODULE, until, [Named, list, plain, 1]),
+    stop(B, Server),
+    cluster:stop_all([A, B]).
 
 many_calls(Server, Callers, Each) ->
     Pids = [spawn_monitor(fun() -> exit([way_of(Server, list) || _ <- lists:seq(1, Each)]) end)
@@ -399,8 +418,7 @@ nothing_left(A, B) ->
               Server = cluster:call(B, ?MODULE, start, []),
               Caller = owed(A, B, Server),
               ?assertMatch([_ | _], left(A, B)),
-              End(Server, Caller),
-              cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end)
+              End(Server, Caller)
       end,
       [fun(Server, Caller) ->                % it has the reply, and lives
                reply(B, Server),
@@ -422,7 +440,8 @@ nothing_left(A, B) ->
                Other = cluster:call(A, fun idle/0),
                tell(B, Server, fun(Froms) -> trunkline:send(Other, message), answer(Froms) end),
                {{ok, _}, []} = result(A, Caller)
-       end]).
+       end]),
+    cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end).
 
 %% As long as a plain reply is owed the agent looks whether its caller has it, less and less often.
 looks_go_on(_) ->
@@ -624,6 +643,7 @@ until(Server, What, Way, N) when N > 0 ->
 until(Server, What, Way, 0) ->
     error({never, Server, What, Way}).
 
+way_of(Server, {late, Time}) -> way_in(trunkline:call(Server, {late, Time, list}, infinity));
 way_of(Server, What) -> way_in(trunkline:call(Server, {reply, What}, infinity)).
 
 way_in({short, Way}) -> Way;
@@ -739,6 +759,9 @@ init(_) ->
 handle_call({reply, What}, From, Froms) ->
     called(Froms),
     {reply, make(What, way(From)), Froms};
+handle_call({late, Time, What}, From, Froms) ->
+    receive after Time -> ok end,
+    handle_call({reply, What}, From, Froms);
 handle_call(wait, From, Froms) ->
     called([From | Froms]),
     {noreply, [From | Froms]};

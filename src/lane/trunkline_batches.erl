@@ -286,7 +286,7 @@ tick(Killed, #batches{past = Past, ix = Ix, stats = Stats, messages = Before} = 
     Messages = trunkline_stats:get(Stats, {lane, Ix}, messages),
     IsQuiet = takes_turns(B) andalso trunkline_bypass:are_few(Messages - Before),
     ok = trunkline_bypass:set_quiet(IsQuiet, Past),
-    passed(Killed, show(B#batches{past = trunkline_bypass:tick(Past), messages = Messages})).
+    passed(Killed, B#batches{past = trunkline_bypass:tick(Past), messages = Messages}).
 
 %% The lane has taken a question that its sender has given up, and answers questions again. (A
 %% sender may be killed before it has sent that. So this is called at each tick, too.)
@@ -316,9 +316,7 @@ show(#batches{window = Window, stats = Stats, ix = Ix} = B) ->
     trunkline_stats:put(Stats, {lane, Ix}, window_bytes, trunkline_window:bytes(Window)),
     B.
 
-%% Whether senders may bypass the lane while it is empty. (Whether the peer is far it sees at the
-%% next batch, or tick. While it does not tick it knows of no mailbox to which they may send.)
-mark(InFlight, #batches{takes_turns = TakesTurns, exact = Exact, past = Past, stats = Stats}) ->
+%% Whether senders may bypass the lane while it is empty.
+mark(InFlight, #batches{takes_turns = TakesTurns, exact = Exact, past = Past}) ->
     trunkline_bypass:set_idle(TakesTurns andalso Exact
-                              andalso trunkline_gate:is_less_than_a_message(InFlight)
-                              andalso trunkline_in_turn:is_near(Stats), Past).
+                              andalso trunkline_gate:is_less_than_a_message(InFlight), Past).

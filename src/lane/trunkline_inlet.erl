@@ -431,12 +431,12 @@ timeout(awaited, #inlet{agent = Agent, ends = {retired, Retired}} = S) ->
             S#inlet{ends = over}
     end;
 timeout(quiet, #inlet{lane = Lane, active = Active} = S) ->
-    {Unanswered, HasLeases, Agent} = trunkline_agent:tick(S#inlet.agent),
+    {Unanswered, IsUsed, Agent} = trunkline_agent:tick(S#inlet.agent),
     %% The lane knows whether the callers live.
     _ = Unanswered =:= []
         orelse trunkline_process:send_connected(Lane, {unanswered, Unanswered}),
     S1 = S#inlet{active = false, quiet_timer = false, agent = Agent},
-    case Active orelse HasLeases of
+    case Active orelse IsUsed of
         true -> timer(quiet, S1);
         false ->
             S2 = S1#inlet{agent = trunkline_agent:sweep(Agent)},

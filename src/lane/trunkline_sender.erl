@@ -18,7 +18,7 @@
 
 -export_type([how/0, packed/0]).
 
--dialyzer({no_improper_lists, [offer/5, entry/2, force/3, send_parcel/6, enter_packed/7]}).
+-dialyzer({no_improper_lists, [offer/7, entry/2, force/3, send_parcel/6, enter_packed/7]}).
 
 -type connect() :: connect | noconnect.
 -type how() :: {infinity | nosuspend, connect()}.

@@ -417,13 +417,14 @@ send_for_lane(To, Wrap, Term, Bytes, Options, Stats) ->
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
 %% of its mailbox, wherever it is; of the server of a request its agent has said so, and of another
-%% process the lane. (Of a name it knows nothing. And to a far peer it is never idle.)
+%% process the lane. (Of a name it knows nothing.)
 is_known({reply, _}, _, _, #route{stats = Stats}) ->
     is_near(Stats);
 is_known(Request, Node, _, _) when element(1, Request) =:= call ->
     trunkline_lease:is_held(Request, Node);
-is_known(To, _, Ix, #route{mailboxes = Mailboxes}) ->
-    is_pid(To) andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes)).
+is_known(To, _, Ix, #route{mailboxes = Mailboxes, stats = Stats}) ->
+    is_pid(To) andalso is_near(Stats)
+        andalso trunkline_mailboxes:may_receive(To, element(Ix, Mailboxes)).
 
 %% The inlet has come to a question about a process. `known': its mailbox is on the heap. One that
 %% waits for an outcome takes that out of its mailbox, wherever it is. What came before is there.

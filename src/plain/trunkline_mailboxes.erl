@@ -65,10 +65,11 @@
 may_receive(Receiver, Table) ->
     %% (To look up the row would copy the pid.)
     try
-        ets:lookup_element(Table, Receiver, ?SENT) =:= ?MANY
-            orelse ets:update_counter(Table, Receiver, {?SENT, 1, ?MANY, ?MANY}) > 0
+        ets:member(Table, Receiver)
+            andalso (ets:lookup_element(Table, Receiver, ?SENT) =:= ?MANY
+                     orelse ets:update_counter(Table, Receiver, {?SENT, 1, ?MANY, ?MANY}) > 0)
     catch
-        error:badarg -> false                % there is no row, or no table any more
+        error:badarg -> false                % the row has been deleted, or the table
     end.
 
 %% --- for the lane -----------------------------------------------------------------

@@ -9,7 +9,6 @@
 %%       |                       | -- request ---------------------------> |
 %%       | <═══════════════════════════ reply ═══════ | <--------- reply - |
 %%       |                       | <-------- answered |                    |
-%%       | ══ request, plain ══> |                    |                    |
 %%       |                       | -- has all arrived that it has sent? -> |
 %%       |                       | <------------- yes |                    |
 %%       | ══ request, plain ══> |                    |                    |
@@ -23,7 +22,8 @@
 %% which their callers have by now. When a server that is watched sends something it says so, by a
 %% shared word, and the agent has to ask again. (Before it sends, it looks whether it is watched. So
 %% it may have looked too early, and send unseen, until it gets a request that has come later. By
-%% the time of the reply to that all is in its lane.) What the server sends while it owes a plain
+%% the time of the reply to that all is in its lane.) To find that out takes two replies, so a
+%% server is watched for a while after the last of them. What the server sends while it owes a plain
 %% reply keeps the order, too (trunkline_owed). If the server had to wait for that it gives no plain
 %% replies for a while. Nor does a server that takes long to reply.
 %%
@@ -41,9 +41,9 @@
 -include("../gate/trunkline_route.hrl").
 
 -export([new/0, request/4, other_request/3, replied/4, arrived/4, settle/5, is_slow/3, tick/3,
-         ended/3]).
+         ended/3, is_watched/1]).
 
--export_type([server/0, question/0]).
+-export_type([server/0, question/0, watch/0]).
 
 %% Plain replies that a server may owe to the callers of one inlet. Replies of 32 kB do not suspend
 %% the server then, even if the peer has stopped: the distribution takes 1 MB before it does.
@@ -54,31 +54,36 @@
 -define(PAUSE, 1000).
 %% ms without plain replies after one has taken long: as long as it is owed, messages to names wait.
 -define(SLOW, 60_000).
+%% Ticks for which a server is watched that has had no such request.
+-define(UNUSED, 5).
 
 %% What an agent knows of a server.
 -record(server,
-        {%% Whether all has arrived that the server has sent. `watching': it sees that it is
-         %% watched when it gets this request. `has_said': it may have sent something since, and
-         %% the lane is not asked before that time. `not_before': there are no plain replies until
-         %% then.
-         clean = no :: no | {watching, trunkline_command:caller()} | {asked, question()} | yes
+        {%% Whether all has arrived that the server has sent. `watching': it is watched, but has
+         %% not replied to a request that has come since. `has_said': it has sent something since,
+         %% and the lane is not asked before that time. `not_before': there are no plain replies
+         %% until then.
+         clean = no :: no | {watching, watch()} | {asked, question()} | yes
                      | {has_said | not_before, trunkline_deadline:deadline()},
          %% What the shared word was at that time.
          said = 0 :: integer(),
          owed = 0 :: non_neg_integer(),         % plain replies
          has_looked = false :: boolean(),       % since it has last heard of one
-         used = false :: boolean()}).           % since the last tick
+         unused = 0 :: non_neg_integer()}).     % ticks since the last such request
 -opaque server() :: #server{}.
 %% An alias of the agent, for one answer of the lane.
 -type question() :: reference().
+%% From now on the server is watched.
+-type watch() :: reference().
 
 -spec new() -> server().
 new() -> #server{}.
 
 %% A caller asks for a plain reply. `plain': the server may send one, and settle/5 must follow.
-%% `asked': arrived/4 will. `look': many callers may have theirs already, and not have told.
+%% `watching': replied/4 must, if the server replies. `asked': arrived/4 will. `look': many callers
+%% may have theirs already, and not have told.
 -spec request(Server :: pid(), trunkline_owed:caller(), trunkline_route:route(), server()) ->
-          {plain | by_lane | look | {asked, question()}, server()}.
+          {plain | by_lane | look | {watching, watch()} | {asked, question()}, server()}.
 request(Server, Caller, Route, S) ->
     case trunkline_in_turn:is_near(Route#route.stats)
         andalso not trunkline_bounded:may_be(Server) of
@@ -97,7 +102,7 @@ ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) -
     case trunkline_bypass:said(Server, Bypass) of
         Said ->
             ok = trunkline_owed:grant(Server, Caller, Ix, Bypass),
-            {plain, S#server{owed = Owed + 1, used = true}};
+            {plain, S#server{owed = Owed + 1, unused = 0}};
         _ ->
             ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
             ask(Server, Caller, Route, S#server{clean = {has_said, trunkline_deadline:in(?PAUSE)}})
@@ -107,43 +112,50 @@ ask(Server, Caller, Route, #server{clean = {has_said, From}, said = Before} = S)
         true -> {by_lane, silence(Server, Route, S)};
         false -> look(Server, Caller, Route, From, S)
     end;
-ask(Server, {_, Request}, Route, #server{clean = no} = S) ->
+ask(Server, _, Route, #server{clean = no} = S) ->
     _ = needs_watching(S) orelse watch(1, Server, Route),
-    {by_lane, S#server{clean = {watching, Request}, used = true}};
+    Watching = {watching, make_ref()},
+    {Watching, S#server{clean = Watching, unused = 0}};
+ask(_, _, _, #server{clean = {watching, _} = Watching} = S) ->
+    {Watching, S#server{unused = 0}};
 ask(Server, Caller, Route, #server{clean = {not_before, From}} = S) ->
     case trunkline_deadline:has_passed(From) of
         true -> ask(Server, Caller, Route, S#server{clean = no});
         false -> {by_lane, S}
     end;
-ask(_, _, _, #server{clean = {Awaits, _}} = S) when Awaits =:= watching; Awaits =:= asked ->
+ask(_, _, _, #server{clean = {asked, _}} = S) ->
     {by_lane, S}.
 
 %% If the lane is idle, all has arrived. If not, it is not asked before that time.
 look(Server, Caller, Route, From, S) ->
     #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route,
-    Ix = ?LANE_OF(Server, Lanes),
-    S1 = S#server{said = trunkline_bypass:said(Server, Bypass), used = true},
-    case trunkline_bypass:is_idle(Gate, Ix, Bypass) of
+    case trunkline_bypass:is_idle(Gate, ?LANE_OF(Server, Lanes), Bypass) of
         true ->
-            ask(Server, Caller, Route, S1#server{clean = yes});
+            ask(Server, Caller, Route, (has_heard(Server, Route, S))#server{clean = yes});
         false ->
             case trunkline_deadline:has_passed(From) of
-                false ->
-                    {by_lane, S1#server{clean = {has_said, From}}};
-                true ->
-                    Question = trunkline_in_turn:ask_whether_arrived(element(Ix, Lanes), Server),
-                    {{asked, Question}, S1#server{clean = {asked, Question}}}
+                false -> {by_lane, (has_heard(Server, Route, S))#server{clean = {has_said, From}}};
+                true -> ask_lane(Server, Route, S)
             end
     end.
 
-%% A reply to that request has left the lane.
--spec replied(Server :: pid(), trunkline_command:caller(), trunkline_route:route(), server()) ->
-          server().
-replied(Server, Request, #route{bypass = Bypass}, #server{clean = {watching, Request}} = S) ->
-    S#server{clean = {has_said, trunkline_deadline:in(0)},
-             said = trunkline_bypass:said(Server, Bypass)};
+ask_lane(Server, #route{lanes = Lanes} = Route, S) ->
+    Lane = element(?LANE_OF(Server, Lanes), Lanes),
+    S1 = has_heard(Server, Route, S),
+    Asked = {asked, trunkline_in_turn:ask_whether_arrived(Lane, Server)},
+    {Asked, S1#server{clean = Asked}}.
+
+has_heard(Server, #route{bypass = Bypass}, S) ->
+    S#server{said = trunkline_bypass:said(Server, Bypass), unused = 0}.
+
+%% The reply to a request that came after that watch began has left the lane. `asked': arrived/4
+%% will follow.
+-spec replied(Server :: pid(), watch(), trunkline_route:route(), server()) ->
+          {{asked, question()} | none, server()}.
+replied(Server, Watch, Route, #server{clean = {watching, Watch}} = S) ->
+    ask_lane(Server, Route, S);
 replied(_, _, _, S) ->
-    S.
+    {none, S}.
 
 %% The lane has answered. From here on the server's messages to that node have arrived, unless it
 %% has said something since.
@@ -170,7 +182,7 @@ is_slow(Server, Route, S) -> silence(?SLOW, Server, Route, S).
 %% plain one could overtake it.
 -spec other_request(Server :: pid(), trunkline_route:route(), server()) -> server().
 other_request(Server, Route, #server{clean = Clean} = S) ->
-    case is_watched(Clean) of
+    case is_watching(Clean) of
         true -> unwatched(Server, Route, S, S#server{clean = no});
         false -> S
     end.
@@ -191,12 +203,14 @@ settle(How, Server, {Pid, _} = Caller, Route, #server{owed = Owed} = S) ->
     ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
     unwatched(Server, Route, S, S#server{owed = Owed - 1, has_looked = false}).
 
-%% To be called once a second. A server that owes nothing, and has had no such request since, is not
-%% watched any more. (And it may never reply to the request that shows that it knows.)
+%% To be called once a second, as long as it is_watched/1. A server that owes nothing, and has had
+%% no such request for a while, is not watched any more.
 -spec tick(Server :: pid(), trunkline_route:route(), server()) -> server().
-tick(Server, Route, #server{clean = {watching, _}} = S) -> other_request(Server, Route, S);
-tick(Server, Route, #server{used = false} = S) -> other_request(Server, Route, S);
-tick(_, _, S) -> S#server{used = false}.
+tick(Server, Route, #server{unused = ?UNUSED} = S) -> other_request(Server, Route, S);
+tick(_, _, #server{unused = Unused} = S) -> S#server{unused = Unused + 1}.
+
+-spec is_watched(server()) -> boolean().
+is_watched(#server{clean = Clean}) -> is_watching(Clean).
 
 %% The agent forgets the server, which owes nothing. Returns the question that is open.
 -spec ended(Server :: pid(), trunkline_route:route(), server()) -> question() | none.
@@ -207,11 +221,11 @@ ended(Server, Route, #server{clean = Clean} = S) ->
         _ -> none
     end.
 
-is_watched(yes) -> true;
-is_watched({watching, _}) -> true;
-is_watched({asked, _}) -> true;
-is_watched({has_said, _}) -> true;
-is_watched(_) -> false.
+is_watching(yes) -> true;
+is_watching({watching, _}) -> true;
+is_watching({asked, _}) -> true;
+is_watching({has_said, _}) -> true;
+is_watching(_) -> false.
 
 unwatched(Server, Route, Before, S) ->
     case {needs_watching(Before), needs_watching(S)} of
@@ -222,4 +236,4 @@ unwatched(Server, Route, Before, S) ->
 watch(N, Server, #route{lanes = Lanes, bypass = Bypass}) ->
     trunkline_owed:watch(N, ?LANE_OF(Server, Lanes), Bypass).
 
-needs_watching(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watched(Clean).
+needs_watching(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watching(Clean).

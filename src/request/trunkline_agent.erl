@@ -38,9 +38,10 @@
 -dialyzer({no_improper_lists, [address/2]}).
 
 %% Whether the reply goes by lane, to a caller that waits for it or that may not, or by plain
-%% distribution. Or the request was announced by a caller that has a lease, and may be killed before
-%% it has sent it.
--type way() :: by_lane | not_awaited | plain | announced.
+%% distribution. `watching': it goes by lane, and shows that the server sees that it is watched. Or
+%% the request was announced by a caller that has a lease, and may be killed before it has sent it.
+-type way() :: by_lane | {watching, trunkline_plain_reply:watch()} | not_awaited | plain
+             | announced.
 %% Two seconds at least.
 -define(LEASED, 3).
 -record(server,
@@ -149,7 +150,7 @@ called(Request, #agent{servers = Servers} = Agent) ->
     end.
 
 %% To be called once a second. Returns the requests that have been announced, and not answered, and
-%% whether there are leases.
+%% whether there are leases, or servers that are watched.
 -spec tick(agent()) -> {[trunkline_command:command()], boolean(), agent()}.
 tick(#agent{servers = Servers0, route = Route} = Agent) ->
     Servers = maps:map(fun(Server, #server{plain = Plain} = Known) ->
@@ -169,7 +170,11 @@ tick(#agent{servers = Servers0, route = Route} = Agent) ->
                        (_, Known) ->
                             Known
                     end, Leased),
-    {Unanswered, map_size(Left) > 0, Agent#agent{servers = maps:merge(Servers, Left)}}.
+    Servers1 = maps:merge(Servers, Left),
+    IsUsed = map_size(Left) > 0
+        orelse lists:any(fun(#server{plain = Plain}) -> trunkline_plain_reply:is_watched(Plain) end,
+                         maps:values(Servers1)),
+    {Unanswered, IsUsed, Agent#agent{servers = Servers1}}.
 
 %% Asks for which plain replies callers still wait.
 -spec look(agent()) -> ok.
@@ -275,25 +280,29 @@ address({ended, Object, _, Ref}, Agent) ->
 way({call, _, _, _}, Known, Agent) ->
     {by_lane, Known, Agent};
 way({call, Server, Pid, Request, _, Inlet}, #server{plain = Plain} = Known,
-    #agent{asked = Asked, waiting = Waiting, route = Route} = Agent) ->
+    #agent{waiting = Waiting, route = Route} = Agent) ->
     case may_be_plain(Known)
         andalso trunkline_plain_reply:request(Server, {Pid, Request}, Route, Plain) of
         {plain, Plain1} ->
             Waiting1 = trunkline_waiting:add({Request, Server}, {Inlet, Pid}, Waiting),
             {plain, Known#server{plain = Plain1}, Agent#agent{waiting = Waiting1}};
-        {by_lane, Plain1} ->
-            {by_lane, Known#server{plain = Plain1}, Agent};
+        {{asked, _} = Asked, Plain1} ->
+            {by_lane, Known#server{plain = Plain1}, asked(Asked, Server, Agent)};
         {look, Plain1} ->
             ok = look(Agent),
             {by_lane, Known#server{plain = Plain1}, Agent};
-        {{asked, Question}, Plain1} ->
-            {by_lane, Known#server{plain = Plain1},
-             Agent#agent{asked = Asked#{Question => Server}}};
+        {ByLane, Plain1} ->
+            {ByLane, Known#server{plain = Plain1}, Agent};
         false ->
             {by_lane, Known, Agent}
     end;
 way(_, Known, Agent) ->
     {not_awaited, Known, Agent}.
+
+asked(none, _, Agent) ->
+    Agent;
+asked({asked, Question}, Server, #agent{asked = Asked} = Agent) ->
+    Agent#agent{asked = Asked#{Question => Server}}.
 
 may_be_plain(#server{leased = Leased, others = Others}) -> Leased =:= 0 andalso Others =:= 0.
 
@@ -387,12 +396,13 @@ settled(How, Caller, {plain, Pid}, Server,
         {Plain, #agent{waiting = Waiting, route = Route} = Agent}) ->
     {trunkline_plain_reply:settle(How, Server, {Pid, Caller}, Route, Plain),
      Agent#agent{waiting = trunkline_waiting:remove({Caller, Server}, Waiting)}};
-settled(How, Caller, Waits, Server, {Plain, #agent{route = Route} = Agent}) ->
+settled(answered, _, {{watching, Watch}, _}, Server, {Plain, #agent{route = Route} = Agent}) ->
+    {Asked, Plain1} = trunkline_plain_reply:replied(Server, Watch, Route, Plain),
+    {Plain1, asked(Asked, Server, Agent)};
+settled(_, _, Waits, Server, {Plain, #agent{route = Route} = Agent}) ->
     case other(Waits) of
         %% A plain reply could overtake what has left the lane just now.
         1 -> {trunkline_plain_reply:other_request(Server, Route, Plain), Agent};
-        0 when How =:= answered ->
-            {trunkline_plain_reply:replied(Server, Caller, Route, Plain), Agent};
         0 -> {Plain, Agent}
     end.
 
