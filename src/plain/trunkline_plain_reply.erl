@@ -129,23 +129,24 @@ ask(_, _, _, #server{clean = {asked, _}} = S) ->
 %% If the lane is idle, all has arrived. If not, it is not asked before that time.
 look(Server, Caller, Route, From, S) ->
     #route{lanes = Lanes, gate = Gate, bypass = Bypass} = Route,
+    Heard = heard(Server, Route, S),
     case trunkline_bypass:is_idle(Gate, ?LANE_OF(Server, Lanes), Bypass) of
         true ->
-            ask(Server, Caller, Route, (has_heard(Server, Route, S))#server{clean = yes});
+            ask(Server, Caller, Route, Heard#server{clean = yes});
         false ->
             case trunkline_deadline:has_passed(From) of
-                false -> {by_lane, (has_heard(Server, Route, S))#server{clean = {has_said, From}}};
-                true -> ask_lane(Server, Route, S)
+                false -> {by_lane, Heard#server{clean = {has_said, From}}};
+                true -> ask_lane(Server, Route, Heard)
             end
     end.
 
-ask_lane(Server, #route{lanes = Lanes} = Route, S) ->
+ask_lane(Server, #route{lanes = Lanes}, Heard) ->
     Lane = element(?LANE_OF(Server, Lanes), Lanes),
-    S1 = has_heard(Server, Route, S),
     Asked = {asked, trunkline_in_turn:ask_whether_arrived(Lane, Server)},
-    {Asked, S1#server{clean = Asked}}.
+    {Asked, Heard#server{clean = Asked}}.
 
-has_heard(Server, #route{bypass = Bypass}, S) ->
+%% To be called before the agent looks whether all has arrived. What the server says later has not.
+heard(Server, #route{bypass = Bypass}, S) ->
     S#server{said = trunkline_bypass:said(Server, Bypass), unused = 0}.
 
 %% The reply to a request that came after that watch began has left the lane. `asked': arrived/4
@@ -153,7 +154,7 @@ has_heard(Server, #route{bypass = Bypass}, S) ->
 -spec replied(Server :: pid(), watch(), trunkline_route:route(), server()) ->
           {{asked, question()} | none, server()}.
 replied(Server, Watch, Route, #server{clean = {watching, Watch}} = S) ->
-    ask_lane(Server, Route, S);
+    ask_lane(Server, Route, heard(Server, Route, S));
 replied(_, _, _, S) ->
     {none, S}.
 
