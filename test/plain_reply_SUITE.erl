@@ -14,8 +14,8 @@
          to_another/1, silence/1, sent_earlier/1,
          not_granted/1, not_granted_if_session_resumes/1, async_before/1, async_under_way/1,
          message_behind/1, server_ends/1, server_ends_while_busy/1, ends_without_reply/1,
-         nothing_left/1, looks_go_on/1, agent_killed/1, two_timers/1, end_in_good_order/1,
-         connection_lost/1]).
+         nothing_left/1, looks_go_on/1, agent_killed/1, no_table/1, two_timers/1,
+         end_in_good_order/1, started_again/1, connection_lost/1]).
 -export([start/0, start/1, ways/1, until/4, requests/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -31,7 +31,8 @@ all() -> [granted, granted_when_seen, slow_or_seldom, message_before,
           to_another, silence, sent_earlier, not_granted,
           not_granted_if_session_resumes, async_before, async_under_way, message_behind,
           server_ends, server_ends_while_busy, ends_without_reply, nothing_left, looks_go_on,
-          agent_killed, two_timers, end_in_good_order, connection_lost].
+          agent_killed, no_table, two_timers, end_in_good_order, started_again,
+          connection_lost].
 
 %% --- which replies --------------------------------------------------------------------
 
@@ -470,6 +471,16 @@ agent_killed(_) ->
     ?assertEqual([], cluster:call(B, ets, tab2list, [trunkline_owed])),
     cluster:stop_all([A, B]).
 
+%% Without the table nothing is granted.
+no_table(_) ->
+    {A, B} = cluster:pair([]),
+    Server = cluster:call(B, ?MODULE, start, []),
+    ok = granted_to(A, Server),
+    true = cluster:call(B, fun() -> exit(whereis(trunkline_owed_table), kill) end),
+    cluster:await(fun() -> cluster:call(B, ets, whereis, [trunkline_owed]) =:= undefined end),
+    ?assertEqual([by_lane], lists:usort(ways_of(A, Server, list, 20))),
+    cluster:stop_all([A, B]).
+
 %% A timer that was cancelled when its message was here already does nothing.
 two_timers(_) ->
     {A, B} = cluster:pair_on_the_distribution(),
@@ -556,6 +567,31 @@ end_in_good_order(_) ->
                                       end end) || N <- [A, B]],
               cluster:stop_all([A, B])
       end, [{End, At} || End <- Ends, At <- [caller, server]]).
+
+%% Trunkline stops at the server's node, and starts again. What the server sends to its caller by
+%% the new lanes comes before a reply that it has owed since the session before. Then nothing is
+%% left.
+started_again(_) ->
+    lists:foreach(
+      fun({Form, Send}) ->
+              {A, B} = cluster:pair([{lanes, 1}]),
+              Server = cluster:call(B, ?MODULE, start, []),
+              Caller = owed(A, B, Server),
+              Alias = cluster:call(A, fun() -> value(alias, Caller) end),
+              cluster:call(B, cluster, stop_trunkline, []),
+              {ok, _} = cluster:call(B, application, ensure_all_started, [trunkline]),
+              [ok = cluster:call(X, trunkline, await_up, [cluster:node_of(Y), 20_000])
+               || {X, Y} <- [{A, B}, {B, A}]],
+              ok = hold_lanes(B, A),
+              tell(B, Server, fun(Froms) -> _ = Send(Caller, Alias), answer(Froms) end),
+              cluster:await(fun() -> waits(B, Server) orelse waiting(B, Server) =:= [] end),
+              cluster:call(B, cluster, release, []),
+              {Result, Mail} = result(A, Caller),
+              ?assertMatch({_, {ok, [#{way := plain} | _]}, [_]}, {Form, Result, Mail}),
+              cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end),
+              cluster:stop_all([A, B])
+      end, [{pid, fun(Pid, _) -> trunkline:send(Pid, before) end},
+            {alias, fun(_, Alias) -> trunkline:send(Alias, before) end}]).
 
 %% After a drain the inlets stay. If Trunkline has stopped, those for which somebody waits retire.
 %% They have looked whether anybody does when this returns.

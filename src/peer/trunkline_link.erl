@@ -564,6 +564,7 @@ make_lanes(Field, Layout, #link{node = Node, options = Options, stats = Stats} =
     case trunkline_lanes:start(Layout, Node, Options, Stats) of
         {ok, Route} ->
             _ = set_path(wait, D),
+            ok = trunkline_owed:concerns(Node, Route),
             ok = trunkline_route:publish(Node, Route),
             Room = trunkline_room:wake(again, D#link.room),
             D1 = end_lanes(Field, D#link{room = Room}),

@@ -13,6 +13,9 @@
 %% (Exit signals and requests to that caller go as names do.) It waits 5 s at most, and not again
 %% for a minute if that was in vain.
 %%
+%% A session may end in good order while a server owes a reply, and another begin, with other lanes.
+%% What the server owes concerns these, too (concerns/2).
+%%
 %% A process reads before each message whether a server of its lane is watched. That is a persistent
 %% term, until the first server of this node is, and from then on also a shared word.
 -module(trunkline_owed).
@@ -20,16 +23,18 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([create/0, clean_up/0, watch/3, owe/4, grant/4, paid/4]).
+-export([create/0, clean_up/0, concerns/2, watch/3, owe/4, grant/2, paid/4]).
 -export([is_watched/2, send/5, sent/5]).
 
 -export_type([caller/0]).
 
 -type caller() :: {pid(), Request :: trunkline_command:caller()}.
 
-%% Rows: {{Server, Caller, Request}, IsGranted, Agent, Ix, Bypass}. Ix is of the server's lane.
+%% Rows: {{Server, Caller, Request}, IsGranted, Agent, Lane, LaterLane}. Lane is the server's, which
+%% the agent knows. If the session has ended, LaterLane is the one of another session.
 -define(OWED, ?MODULE).
 -define(IS_GRANTED, 2).
+-define(LATER, 5).
 %% The persistent term: whether a server of this node has ever been watched.
 -define(WATCHED, trunkline_owed_watched).
 %% ms that a server waits at most, if the peer has stopped, say; and if it must not be suspended.
@@ -41,9 +46,39 @@
 -define(IN_VAIN, {?MODULE, in_vain}).
 
 -spec create() -> ok.
-create() ->
+create() -> trunkline_owed_table:ensure(fun create_table/0, fun is_any_owed/0).
+
+create_table() ->
     ?OWED = ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]),
     persistent_term:put(?WATCHED, false).
+
+is_any_owed() ->
+    ok = clean_up(),
+    rows() =/= [].
+
+rows() ->
+    try ets:tab2list(?OWED)
+    catch error:badarg -> []                 % Trunkline does not run
+    end.
+
+%% Another session with that node begins, with these lanes, by which no process sends yet.
+-spec concerns(node(), trunkline_route:route()) -> ok.
+concerns(Node, #route{lanes = Lanes, bypass = Bypass}) ->
+    ok = clean_up(),
+    lists:foreach(fun({{Server, Pid, _} = Key, _, _, _, _}) when node(Pid) =:= Node ->
+                          Later = {?LANE_OF(Server, Lanes), Bypass},
+                          ok = concerns_lane(1, Later),
+                          ets:update_element(?OWED, Key, {?LATER, Later})
+                              orelse concerns_lane(-1, Later);
+                     (_) ->
+                          ok
+                  end, rows()).
+
+concerns_lane(_, none) ->
+    ok;
+concerns_lane(N, {Ix, Bypass}) ->
+    ok = watch(N, Ix, Bypass),
+    trunkline_bypass:owe(N, Ix, Bypass).
 
 %% --- for agents -------------------------------------------------------------------
 
@@ -54,39 +89,42 @@ watch(N, Ix, Bypass) ->
     persistent_term:get(?WATCHED, false) orelse persistent_term:put(?WATCHED, true),
     trunkline_bypass:watch(N, Ix, Bypass).
 
-%% Should it be granted? It may still be taken back.
--spec owe(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
-owe(Server, Caller, Ix, Bypass) ->
-    ok = enter(false, Server, Caller, Ix, Bypass),
-    trunkline_bypass:owe(1, Ix, Bypass).
+%% Should it be granted? It may still be taken back. `false': it must not be granted, because there
+%% is no table.
+-spec owe(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> boolean().
+owe(Server, {Pid, Request}, Ix, Bypass) ->
+    try ets:insert(?OWED, {{Server, Pid, Request}, false, self(), {Ix, Bypass}, none}) of
+        true -> ok = trunkline_bypass:owe(1, Ix, Bypass), true
+    catch
+        error:badarg -> false
+    end.
 
 %% The server may send it.
--spec grant(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
-grant(Server, Caller, Ix, Bypass) -> enter(true, Server, Caller, Ix, Bypass).
-
-%% (Retired inlets outlive the table.)
-enter(IsGranted, Server, {Pid, Request}, Ix, Bypass) ->
-    Row = {{Server, Pid, Request}, IsGranted, self(), Ix, Bypass},
-    trunkline_peers:in_table(fun() -> ets:insert(?OWED, Row) end).
+-spec grant(Server :: pid(), caller()) -> ok.
+grant(Server, {Pid, Request}) ->
+    try ets:update_element(?OWED, {Server, Pid, Request}, {?IS_GRANTED, true}) of
+        _ -> ok
+    catch
+        error:badarg -> ok
+    end.
 
 %% The caller has the reply, or none comes.
 -spec paid(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
 paid(Server, {Pid, Request}, Ix, Bypass) ->
-    ok = trunkline_peers:in_table(fun() -> ets:delete(?OWED, {Server, Pid, Request}) end),
+    try ets:take(?OWED, {Server, Pid, Request}) of
+        [{_, _, _, _, Later}] -> concerns_lane(-1, Later);
+        [] -> ok
+    catch
+        error:badarg -> ok                   % no table any more
+    end,
     trunkline_bypass:owe(-1, Ix, Bypass).
 
 %% Agents that have been killed have left something. Nothing of theirs is owed any more.
 -spec clean_up() -> ok.
 clean_up() ->
-    CleanUp = fun() ->
-                      [begin
-                           true = ets:delete(?OWED, Key),
-                           trunkline_bypass:owe(-1, Ix, Bypass)
-                       end || {Key, _, Agent, Ix, Bypass} <- ets:tab2list(?OWED),
-                              not is_process_alive(Agent)],
-                      true
-              end,
-    trunkline_peers:in_table(CleanUp).
+    lists:foreach(fun({{Server, Pid, Request}, _, Agent, {Ix, Bypass}, _}) ->
+                          is_process_alive(Agent) orelse paid(Server, {Pid, Request}, Ix, Bypass)
+                  end, rows()).
 
 %% --- for servers ------------------------------------------------------------------
 

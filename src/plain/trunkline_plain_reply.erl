@@ -98,10 +98,12 @@ ask(_, _, _, #server{owed = Owed, has_looked = HasLooked} = S) when Owed >= ?MOS
 ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) ->
     #route{lanes = Lanes, bypass = Bypass} = Route,
     Ix = ?LANE_OF(Server, Lanes),
-    ok = trunkline_owed:owe(Server, Caller, Ix, Bypass),
-    case trunkline_bypass:said(Server, Bypass) of
+    case trunkline_owed:owe(Server, Caller, Ix, Bypass)
+        andalso trunkline_bypass:said(Server, Bypass) of
+        false ->
+            {by_lane, S};
         Said ->
-            ok = trunkline_owed:grant(Server, Caller, Ix, Bypass),
+            ok = trunkline_owed:grant(Server, Caller),
             {plain, S#server{owed = Owed + 1, unused = 0}};
         _ ->
             ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
