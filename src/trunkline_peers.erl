@@ -6,7 +6,7 @@
 -module(trunkline_peers).
 -moduledoc false.
 
--export([create/0, in_table/1, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2,
+-export([create/0, put/2, delete/1, lookup/1, all/0, watch/1, session/1, can/2,
          resumes/1, takes_turns/1, is_suspended/1, is_audience/1, has_spoken/1,
          states/0, of_link/1, monitor_connections/0, connection_of/1, connection/1]).
 
@@ -62,9 +62,7 @@ put(Node, #{inlets := Inlets, agreement := Agreement, capabilities := Capabiliti
 delete(Node) ->
     in_table(fun() -> ets:delete(?MODULE, Node) end).
 
-%% Writes to this table, or to another one that ends with the application. If the top supervisor was
-%% killed, say, it is gone. Then no process reads it, either.
--spec in_table(Write :: fun(() -> true)) -> ok.
+%% If the top supervisor was killed, say, the table is gone. Then no process reads it, either.
 in_table(Write) ->
     try Write() of
         true -> ok

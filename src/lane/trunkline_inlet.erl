@@ -158,13 +158,13 @@ loop(S) ->
             Arrived = trunkline_unpacking:arrived(Number, Parts, S#inlet.unpacking),
             loop(timer(quiet, steps(Arrived, S)));
         {opener, _, _} = News ->
-            loop(news(News, S));
+            loop(timer(quiet, news(News, S)));
         {opened, Opener, To, Message} ->
             loop(opened(Opener, To, Message, S));
         {timeout, _, {opener, _}} = News ->
             loop(news(News, S));
         {opener_ended, _, process, _, _} = News ->
-            loop(news(News, S));
+            loop(timer(quiet, news(News, S)));
         {{ended, _, _, _} = Command, Monitor, process, Pid, Reason} ->
             loop(S#inlet{agent = trunkline_agent:monitored_ended(Command, Monitor, Pid, Reason,
                                                                  S#inlet.agent)});

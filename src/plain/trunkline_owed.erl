@@ -23,15 +23,16 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([create/0, clean_up/0, concerns/2, watch/3, owe/4, grant/2, paid/4]).
+-export([create/0, create_table/0, is_any_owed/0]).
+-export([clean_up/0, concerns/2, watch/3, owe/4, grant/2, paid/4]).
 -export([is_watched/2, send/5, sent/5]).
 
 -export_type([caller/0]).
 
 -type caller() :: {pid(), Request :: trunkline_command:caller()}.
 
-%% Rows: {{Server, Caller, Request}, IsGranted, Agent, Lane, LaterLane}. Lane is the server's, which
-%% the agent knows. If the session has ended, LaterLane is the one of another session.
+%% Rows: {{Server, Caller, Request}, IsGranted, Agent, Lane, LaterLane}. Lane is {Ix, Bypass} of the
+%% server's lane in the agent's session, LaterLane of the one in a later session, or `none'.
 -define(OWED, ?MODULE).
 -define(IS_GRANTED, 2).
 -define(LATER, 5).
@@ -46,19 +47,22 @@
 -define(IN_VAIN, {?MODULE, in_vain}).
 
 -spec create() -> ok.
-create() -> trunkline_owed_table:ensure(fun create_table/0, fun is_any_owed/0).
+create() -> trunkline_owed_table:ensure(fun ?MODULE:create_table/0, fun ?MODULE:is_any_owed/0).
 
+%% For the owner of the table, which may outlive this version of the code.
+-spec create_table() -> ok.
 create_table() ->
     ?OWED = ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]),
     persistent_term:put(?WATCHED, false).
 
+-spec is_any_owed() -> boolean().
 is_any_owed() ->
     ok = clean_up(),
     rows() =/= [].
 
 rows() ->
     try ets:tab2list(?OWED)
-    catch error:badarg -> []                 % Trunkline does not run
+    catch error:badarg -> []                 % there is no table
     end.
 
 %% Another session with that node begins, with these lanes, by which no process sends yet.
@@ -68,8 +72,7 @@ concerns(Node, #route{lanes = Lanes, bypass = Bypass}) ->
     lists:foreach(fun({{Server, Pid, _} = Key, _, _, _, _}) when node(Pid) =:= Node ->
                           Later = {?LANE_OF(Server, Lanes), Bypass},
                           ok = concerns_lane(1, Later),
-                          ets:update_element(?OWED, Key, {?LATER, Later})
-                              orelse concerns_lane(-1, Later);
+                          update(Key, {?LATER, Later}) orelse concerns_lane(-1, Later);
                      (_) ->
                           ok
                   end, rows()).
@@ -89,8 +92,8 @@ watch(N, Ix, Bypass) ->
     persistent_term:get(?WATCHED, false) orelse persistent_term:put(?WATCHED, true),
     trunkline_bypass:watch(N, Ix, Bypass).
 
-%% Should it be granted? It may still be taken back. `false': it must not be granted, because there
-%% is no table.
+%% The agent is about to grant it. It may still take that back. `false': it must not be granted,
+%% because there is no table.
 -spec owe(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> boolean().
 owe(Server, {Pid, Request}, Ix, Bypass) ->
     try ets:insert(?OWED, {{Server, Pid, Request}, false, self(), {Ix, Bypass}, none}) of
@@ -102,22 +105,26 @@ owe(Server, {Pid, Request}, Ix, Bypass) ->
 %% The server may send it.
 -spec grant(Server :: pid(), caller()) -> ok.
 grant(Server, {Pid, Request}) ->
-    try ets:update_element(?OWED, {Server, Pid, Request}, {?IS_GRANTED, true}) of
-        _ -> ok
-    catch
-        error:badarg -> ok
+    _ = update({Server, Pid, Request}, {?IS_GRANTED, true}),
+    ok.
+
+update(Key, Change) ->
+    try ets:update_element(?OWED, Key, Change)
+    catch error:badarg -> false
     end.
 
 %% The caller has the reply, or none comes.
 -spec paid(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
 paid(Server, {Pid, Request}, Ix, Bypass) ->
     try ets:take(?OWED, {Server, Pid, Request}) of
-        [{_, _, _, _, Later}] -> concerns_lane(-1, Later);
-        [] -> ok
+        [{_, _, _, _, Later}] ->
+            ok = concerns_lane(-1, Later),
+            trunkline_bypass:owe(-1, Ix, Bypass);
+        [] ->
+            ok                               % another process has cleaned up
     catch
-        error:badarg -> ok                   % no table any more
-    end,
-    trunkline_bypass:owe(-1, Ix, Bypass).
+        error:badarg -> trunkline_bypass:owe(-1, Ix, Bypass)         % no table any more
+    end.
 
 %% Agents that have been killed have left something. Nothing of theirs is owed any more.
 -spec clean_up() -> ok.
@@ -217,7 +224,9 @@ next(Key) ->
 
 %% The caller may have the reply, though its agent does not know yet.
 look(Node) ->
-    case trunkline_peers:session(Node) of
-        none -> ok;
-        Inlets -> lists:foreach(fun(Inlet) -> Inlet ! look end, tuple_to_list(Inlets))
-    end.
+    Agents = try ets:select(?OWED, [{{{self(), '$1', '_'}, '_', '$2', '_', '_'}, [], ['$$']}]) of
+                 Rows -> lists:usort([Agent || [Pid, Agent] <- Rows, node(Pid) =:= Node])
+             catch
+                 error:badarg -> []
+             end,
+    lists:foreach(fun(Agent) -> Agent ! look end, Agents).

@@ -17,8 +17,8 @@
         {application :: pid() | none,
          is_needed :: fun(() -> boolean())}).
 
-%% Makes the table, unless it is there. It stays until the calling process, the application's, has
-%% ended, and as long as it is needed.
+%% Makes the table, unless it is there. It stays as long as the calling process, the application's,
+%% lives, and after that as long as it is needed.
 -spec ensure(Create :: fun(() -> ok), IsNeeded :: fun(() -> boolean())) -> ok.
 ensure(Create, IsNeeded) ->
     case gen_server:start({local, ?MODULE}, ?MODULE, {self(), Create, IsNeeded}, []) of
@@ -36,22 +36,29 @@ init({Application, Create, IsNeeded}) ->
     ok = Create(),
     {ok, used_by(Application, #state{application = none, is_needed = IsNeeded})}.
 
--spec handle_call({used_by, pid()}, gen_server:from(), #state{}) -> {reply, ok, #state{}}.
-handle_call({used_by, Application}, _, S) -> {reply, ok, used_by(Application, S)}.
+-spec handle_call(term(), gen_server:from(), #state{}) ->
+          {reply, ok | {error, badarg}, #state{}}.
+handle_call({used_by, Application}, _, S) -> {reply, ok, used_by(Application, S)};
+handle_call(_, _, S) -> {reply, {error, badarg}, S}.
 
 used_by(Application, S) ->
     _ = monitor(process, Application),
     S#state{application = Application}.
 
--spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
-handle_cast(_, S) -> {noreply, S}.
+-spec handle_cast(term(), #state{}) -> {noreply, #state{}} | {stop, normal, #state{}}.
+handle_cast(Unexpected, S) -> handle_info(Unexpected, S).
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}} | {stop, normal, #state{}}.
 handle_info({'DOWN', _, process, Application, _}, #state{application = Application} = S) ->
     look(S#state{application = none});
+handle_info({'DOWN', _, process, _, _}, S) ->
+    {noreply, S};                            % the application has been started again
 handle_info(look, #state{application = none} = S) ->
     look(S);
-handle_info(_, S) ->
+handle_info(look, S) ->
+    {noreply, S};
+handle_info(Unexpected, S) ->
+    ok = trunkline_process:unexpected(?MODULE, Unexpected),
     {noreply, S}.
 
 look(#state{is_needed = IsNeeded} = S) ->

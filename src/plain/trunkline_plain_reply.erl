@@ -23,9 +23,9 @@
 %% shared word, and the agent has to ask again. (Before it sends, it looks whether it is watched. So
 %% it may have looked too early, and send unseen, until it gets a request that has come later. By
 %% the time of the reply to that all is in its lane.) To find that out takes two replies, so a
-%% server is watched for a while after the last of them. What the server sends while it owes a plain
-%% reply keeps the order, too (trunkline_owed). If the server had to wait for that it gives no plain
-%% replies for a while. Nor does a server that takes long to reply.
+%% server stays watched for a while after the last such request. What the server sends while it owes
+%% a plain reply keeps the order, too (trunkline_owed). If the server had to wait for that it gives
+%% no plain replies for a while. Nor does a server that takes long to reply.
 %%
 %% Nor may anything overtake the reply. Until the caller has it, all batches of the server's lane go
 %% by the distribution (trunkline_batches).
@@ -54,7 +54,7 @@
 -define(PAUSE, 1000).
 %% ms without plain replies after one has taken long: as long as it is owed, messages to names wait.
 -define(SLOW, 60_000).
-%% Ticks for which a server is watched that has had no such request.
+%% Ticks for which a server stays watched that has had no such request.
 -define(UNUSED, 5).
 
 %% What an agent knows of a server.
@@ -80,14 +80,14 @@
 new() -> #server{}.
 
 %% A caller asks for a plain reply. `plain': the server may send one, and settle/5 must follow.
-%% `watching': replied/4 must, if the server replies. `asked': arrived/4 will. `look': many callers
-%% may have theirs already, and not have told.
+%% `watching': so must replied/4, if the server replies. `asked': arrived/4 will follow. `look':
+%% many callers may have theirs already, and not have told.
 -spec request(Server :: pid(), trunkline_owed:caller(), trunkline_route:route(), server()) ->
           {plain | by_lane | look | {watching, watch()} | {asked, question()}, server()}.
 request(Server, Caller, Route, S) ->
     case trunkline_in_turn:is_near(Route#route.stats)
         andalso not trunkline_bounded:may_be(Server) of
-        true -> ask(Server, Caller, Route, S);
+        true -> ask(Server, Caller, Route, S#server{unused = 0});
         false -> {by_lane, other_request(Server, Route, S)}
     end.
 
@@ -101,10 +101,10 @@ ask(Server, Caller, Route, #server{clean = yes, said = Said, owed = Owed} = S) -
     case trunkline_owed:owe(Server, Caller, Ix, Bypass)
         andalso trunkline_bypass:said(Server, Bypass) of
         false ->
-            {by_lane, S};
+            {by_lane, other_request(Server, Route, S)};
         Said ->
             ok = trunkline_owed:grant(Server, Caller),
-            {plain, S#server{owed = Owed + 1, unused = 0}};
+            {plain, S#server{owed = Owed + 1}};
         _ ->
             ok = trunkline_owed:paid(Server, Caller, Ix, Bypass),
             ask(Server, Caller, Route, S#server{clean = {has_said, trunkline_deadline:in(?PAUSE)}})
@@ -117,9 +117,9 @@ ask(Server, Caller, Route, #server{clean = {has_said, From}, said = Before} = S)
 ask(Server, _, Route, #server{clean = no} = S) ->
     _ = needs_watching(S) orelse watch(1, Server, Route),
     Watching = {watching, make_ref()},
-    {Watching, S#server{clean = Watching, unused = 0}};
+    {Watching, S#server{clean = Watching}};
 ask(_, _, _, #server{clean = {watching, _} = Watching} = S) ->
-    {Watching, S#server{unused = 0}};
+    {Watching, S};
 ask(Server, Caller, Route, #server{clean = {not_before, From}} = S) ->
     case trunkline_deadline:has_passed(From) of
         true -> ask(Server, Caller, Route, S#server{clean = no});

@@ -38,8 +38,8 @@
 -dialyzer({no_improper_lists, [address/2]}).
 
 %% Whether the reply goes by lane, to a caller that waits for it or that may not, or by plain
-%% distribution. `watching': it goes by lane, and shows that the server sees that it is watched. Or
-%% the request was announced by a caller that has a lease, and may be killed before it has sent it.
+%% distribution. Or the request was announced by a caller that has a lease, and may be killed before
+%% it has sent it. `watching': by lane, and the reply shows that the server knows of that watch.
 -type way() :: by_lane | {watching, trunkline_plain_reply:watch()} | not_awaited | plain
              | announced.
 %% Two seconds at least.
