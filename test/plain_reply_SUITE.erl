@@ -14,7 +14,7 @@
          to_another/1, silence/1, sent_earlier/1,
          not_granted/1, not_granted_if_session_resumes/1, async_before/1, async_under_way/1,
          message_behind/1, server_ends/1, server_ends_while_busy/1, ends_without_reply/1,
-         nothing_left/1, looks_go_on/1, agent_killed/1, no_table/1, two_timers/1,
+         nothing_left/0, nothing_left/1, looks_go_on/1, agent_killed/1, no_table/1, two_timers/1,
          end_in_good_order/1, started_again/1, connection_lost/1]).
 -export([start/0, start/1, ways/1, until/4, requests/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -409,6 +409,8 @@ local_exit(End) ->
 
 %% When no caller waits any more, nothing is owed, nothing is watched, and the agent has forgotten
 %% the server.
+nothing_left() -> [{timetrap, {minutes, 6}}].       % a server stays watched for five seconds
+
 nothing_left(_) ->
     on_all_ways(fun nothing_left/2).
 
@@ -419,7 +421,8 @@ nothing_left(A, B) ->
               Server = cluster:call(B, ?MODULE, start, []),
               Caller = owed(A, B, Server),
               ?assertMatch([_ | _], left(A, B)),
-              End(Server, Caller)
+              End(Server, Caller),
+              await_nothing_left(A, B)
       end,
       [fun(Server, Caller) ->                % it has the reply, and lives
                reply(B, Server),
@@ -441,8 +444,7 @@ nothing_left(A, B) ->
                Other = cluster:call(A, fun idle/0),
                tell(B, Server, fun(Froms) -> trunkline:send(Other, message), answer(Froms) end),
                {{ok, _}, []} = result(A, Caller)
-       end]),
-    cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end).
+       end]).
 
 %% As long as a plain reply is owed the agent looks whether its caller has it, less and less often.
 looks_go_on(_) ->
@@ -453,7 +455,7 @@ looks_go_on(_) ->
     ?assertMatch([_ | _], left(A, B)),
     reply(B, Server),
     {{ok, _}, []} = result(A, Caller),
-    cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end),
+    await_nothing_left(A, B),
     cluster:stop_all([A, B]).
 
 %% What an agent leaves that is killed is gone with the next session. So the server's messages to
@@ -490,7 +492,7 @@ two_timers(_) ->
     ok = late_timer(B, Inlet),
     reply(B, Server),
     {{ok, _}, []} = result(A, Caller),
-    cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end),
+    await_nothing_left(A, B),
     ok = late_timer(B, Inlet),
     ok = granted_to(A, Server),
     ?assertEqual([Inlet], cluster:call(B, cluster, find, [inlets, cluster:node_of(A)])),
@@ -520,6 +522,9 @@ timed_out(Server, Time) ->
                       receive after infinity -> ok end
               end),
     receive {_, timeout} -> timeout end.
+
+await_nothing_left(A, B) ->
+    cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end).
 
 %% What is in the shared words of B, and what B's agents know of servers.
 left(A, B) ->
@@ -588,7 +593,7 @@ started_again(_) ->
               cluster:call(B, cluster, release, []),
               {Result, Mail} = result(A, Caller),
               ?assertMatch({_, {ok, [#{way := plain} | _]}, [_]}, {Form, Result, Mail}),
-              cluster:await(fun() -> case left(A, B) of [] -> true; Left -> Left end end),
+              await_nothing_left(A, B),
               cluster:stop_all([A, B])
       end, [{pid, fun(Pid, _) -> trunkline:send(Pid, before) end},
             {alias, fun(_, Alias) -> trunkline:send(Alias, before) end}]).

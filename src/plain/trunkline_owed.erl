@@ -60,9 +60,12 @@ is_any_owed() ->
     ok = clean_up(),
     rows() =/= [].
 
-rows() ->
-    try ets:tab2list(?OWED)
-    catch error:badarg -> []                 % there is no table
+rows() -> in_table(fun() -> ets:tab2list(?OWED) end, []).
+
+%% Otherwise: there is no table, or no such element.
+in_table(Operation, Otherwise) ->
+    try Operation()
+    catch error:badarg -> Otherwise
     end.
 
 %% Another session with that node begins, with these lanes, by which no process sends yet.
@@ -96,11 +99,9 @@ watch(N, Ix, Bypass) ->
 %% because there is no table.
 -spec owe(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> boolean().
 owe(Server, {Pid, Request}, Ix, Bypass) ->
-    try ets:insert(?OWED, {{Server, Pid, Request}, false, self(), {Ix, Bypass}, none}) of
-        true -> ok = trunkline_bypass:owe(1, Ix, Bypass), true
-    catch
-        error:badarg -> false
-    end.
+    Row = {{Server, Pid, Request}, false, self(), {Ix, Bypass}, none},
+    in_table(fun() -> ets:insert(?OWED, Row) end, false)
+        andalso begin ok = trunkline_bypass:owe(1, Ix, Bypass), true end.
 
 %% The server may send it.
 -spec grant(Server :: pid(), caller()) -> ok.
@@ -108,22 +109,19 @@ grant(Server, {Pid, Request}) ->
     _ = update({Server, Pid, Request}, {?IS_GRANTED, true}),
     ok.
 
-update(Key, Change) ->
-    try ets:update_element(?OWED, Key, Change)
-    catch error:badarg -> false
-    end.
+update(Key, Change) -> in_table(fun() -> ets:update_element(?OWED, Key, Change) end, false).
 
 %% The caller has the reply, or none comes.
 -spec paid(Server :: pid(), caller(), Ix :: pos_integer(), trunkline_bypass:bypass()) -> ok.
 paid(Server, {Pid, Request}, Ix, Bypass) ->
-    try ets:take(?OWED, {Server, Pid, Request}) of
+    case in_table(fun() -> ets:take(?OWED, {Server, Pid, Request}) end, no_table) of
         [{_, _, _, _, Later}] ->
             ok = concerns_lane(-1, Later),
             trunkline_bypass:owe(-1, Ix, Bypass);
         [] ->
-            ok                               % another process has cleaned up
-    catch
-        error:badarg -> trunkline_bypass:owe(-1, Ix, Bypass)         % no table any more
+            ok;                              % another process has cleaned up
+        no_table ->
+            trunkline_bypass:owe(-1, Ix, Bypass)
     end.
 
 %% Agents that have been killed have left something. Nothing of theirs is owed any more.
@@ -155,9 +153,7 @@ send(_, _, _, _, _) ->
 
 %% (If it is not granted, something that was sent before may be in the lane.)
 is_granted({Server, Pid, _} = Key, Pid) when Server =:= self() ->
-    try ets:lookup_element(?OWED, Key, ?IS_GRANTED)
-    catch error:badarg -> false
-    end;
+    in_table(fun() -> ets:lookup_element(?OWED, Key, ?IS_GRANTED) end, false);
 is_granted(_, _) ->
     false.
 
@@ -217,16 +213,11 @@ owes_any({Server, Pid, _}, Node) when Server =:= self(), node(Pid) =:= Node -> t
 owes_any({Server, _, _} = Key, Node) when Server =:= self() -> owes_any(next(Key), Node);
 owes_any(_, _) -> false.
 
-next(Key) ->
-    try ets:next(?OWED, Key)
-    catch error:badarg -> none
-    end.
+next(Key) -> in_table(fun() -> ets:next(?OWED, Key) end, none).
 
 %% The caller may have the reply, though its agent does not know yet.
 look(Node) ->
-    Agents = try ets:select(?OWED, [{{{self(), '$1', '_'}, '_', '$2', '_', '_'}, [], ['$$']}]) of
-                 Rows -> lists:usort([Agent || [Pid, Agent] <- Rows, node(Pid) =:= Node])
-             catch
-                 error:badarg -> []
-             end,
-    lists:foreach(fun(Agent) -> Agent ! look end, Agents).
+    Mine = [{{{self(), '$1', '_'}, '_', '$2', '_', '_'}, [], ['$$']}],
+    Rows = in_table(fun() -> ets:select(?OWED, Mine) end, []),
+    lists:foreach(fun(Agent) -> Agent ! look end,
+                  lists:usort([Agent || [Pid, Agent] <- Rows, node(Pid) =:= Node])).

@@ -184,8 +184,8 @@ is_slow(Server, Route, S) -> silence(?SLOW, Server, Route, S).
 %% A request has come whose caller may not wait for the reply, or that reply has left the lane. A
 %% plain one could overtake it.
 -spec other_request(Server :: pid(), trunkline_route:route(), server()) -> server().
-other_request(Server, Route, #server{clean = Clean} = S) ->
-    case is_watching(Clean) of
+other_request(Server, Route, S) ->
+    case is_watched(S) of
         true -> unwatched(Server, Route, S, S#server{clean = no});
         false -> S
     end.
@@ -213,7 +213,9 @@ tick(Server, Route, #server{unused = ?UNUSED} = S) -> other_request(Server, Rout
 tick(_, _, #server{unused = Unused} = S) -> S#server{unused = Unused + 1}.
 
 -spec is_watched(server()) -> boolean().
-is_watched(#server{clean = Clean}) -> is_watching(Clean).
+is_watched(#server{clean = no}) -> false;
+is_watched(#server{clean = {not_before, _}}) -> false;
+is_watched(_) -> true.
 
 %% The agent forgets the server, which owes nothing. Returns the question that is open.
 -spec ended(Server :: pid(), trunkline_route:route(), server()) -> question() | none.
@@ -224,12 +226,6 @@ ended(Server, Route, #server{clean = Clean} = S) ->
         _ -> none
     end.
 
-is_watching(yes) -> true;
-is_watching({watching, _}) -> true;
-is_watching({asked, _}) -> true;
-is_watching({has_said, _}) -> true;
-is_watching(_) -> false.
-
 unwatched(Server, Route, Before, S) ->
     case {needs_watching(Before), needs_watching(S)} of
         {true, false} -> watch(-1, Server, Route), S;
@@ -239,4 +235,4 @@ unwatched(Server, Route, Before, S) ->
 watch(N, Server, #route{lanes = Lanes, bypass = Bypass}) ->
     trunkline_owed:watch(N, ?LANE_OF(Server, Lanes), Bypass).
 
-needs_watching(#server{clean = Clean, owed = Owed}) -> Owed > 0 orelse is_watching(Clean).
+needs_watching(#server{owed = Owed} = S) -> Owed > 0 orelse is_watched(S).
