@@ -6,7 +6,8 @@
 -module(trunkline_command).
 -moduledoc false.
 
--export([call/3, call_plain/4, send_request/3, by_lane/1, wrap/2, request/1, receiver/1, for/2]).
+-export([call/3, call_plain/4, past/1, send_request/3, by_lane/1, wrap/2, request/1, receiver/1,
+         for/2]).
 -export([is_request/1, is_news/1, is_missed/1, is_of_session/1]).
 
 -export_type([command/0, apply/0, exit/0, ended/0, server/0, caller/0, label/0,
@@ -20,6 +21,8 @@
                  | {call, server(), Caller :: pid(), caller(), label()}
                  %% See trunkline_plain_reply. The caller watches that inlet.
                  | {call, server(), Caller :: pid(), caller(), label(), Inlet :: pid()}
+                 %% See trunkline_few_callers.
+                 | {call, server(), Caller :: pid(), caller(), label(), past}
                  | {cancel, server(), caller()}
                  | {reply, caller()}
                  | {reply, caller(), Pid :: pid()}            % large, or behind a large message
@@ -63,6 +66,11 @@ call(Server, Caller, Label) -> send_request(Server, Caller, Label).
 %% The same if it would like to have a plain reply.
 -spec call_plain(server(), caller(), label(), Inlet :: pid()) -> command().
 call_plain(Server, Caller, Label, Inlet) -> {call, Server, self(), Caller, Label, Inlet}.
+
+%% The same request, with a reply that goes past the lane if it can.
+-spec past(command()) -> command() | none.
+past({call, Server, Pid, Caller}) -> {call, Server, Pid, Caller, '$gen_call', past};
+past(_) -> none.
 
 %% The same if it may not wait.
 -spec send_request(server(), caller(), label()) -> command().

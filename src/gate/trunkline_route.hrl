@@ -9,6 +9,7 @@
          large :: trunkline_gate:charge(),   % from which on a message is large
          bulk_limit :: trunkline_gate:charge(),         % of large messages, queued and under way
          bypass :: trunkline_bypass:bypass(),
+         agents :: ets:table(),              % {Inlet, Agent, ...}: trunkline_lanes:set_agents/3
          concurrency :: trunkline_concurrency:concurrency(),    % of calls
          stats :: trunkline_stats:stats()}).
 

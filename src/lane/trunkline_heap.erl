@@ -14,7 +14,7 @@
 -module(trunkline_heap).
 -moduledoc false.
 
--export([new/0, room_for/2, tick/1]).
+-export([options/0, new/0, room_for/2, tick/1]).
 
 -export_type([heap/0]).
 
@@ -23,9 +23,15 @@
          most :: trunkline_gate:charge()}).            % since the last tick
 -opaque heap() :: #heap{}.
 
-%% Up to this charge no process needs more room than it has.
--define(LITTLE, (trunkline_gate:limit(1024))).
+%% Bytes, and words, that the process always has room for. (With as little as the runtime system
+%% gives a process, a lane that sends short replies one by one collects with every fourth.)
+-define(ROOM, 4096).
+-define(LITTLE, (trunkline_gate:limit(?ROOM))).
 -define(MOST_WORDS, 524_288).
+
+%% For the start of the process.
+-spec options() -> [proc_lib:spawn_option()].
+options() -> [{min_heap_size, ?ROOM} || not trunkline_process:is_heap_limited()].
 
 -spec new() -> heap().
 new() -> #heap{room = ?LITTLE, most = ?LITTLE}.

@@ -22,9 +22,11 @@
 %% one takes long to deliver, the others do not wait for it.) Or, after an end in good order, they
 %% retire, and stay for callers (trunkline_retired_inlet).
 %%
-%% The mailbox is off heap, because very many monitored processes may end at once, and each garbage
-%% collection would look at everything in a mailbox on the heap. An off-heap mailbox keeps the order
-%% of each sender only (see trunkline_lane): nothing here may depend on more.
+%% Requests of few callers come here past the lane (trunkline_few_callers). The mailbox is on the
+%% heap, whatever the node's default is: so they keep their order with the batches that are sent
+%% after them. (An off-heap mailbox keeps the order of each sender only, see trunkline_lane. Where
+%% very many monitored processes end at once it would be faster, since no garbage collection would
+%% look at it: docs/lab/how-it-works.md.)
 -module(trunkline_inlet).
 -moduledoc false.
 
@@ -40,7 +42,7 @@
 %% Bytes of delivered large messages of which the lane need not be told at once.
 -define(TELL, 524288).
 
--dialyzer({no_improper_lists, [deliver_opened/3]}).
+-dialyzer({no_improper_lists, [deliver_opened/3, past/3]}).
 
 %% What an inlet does when everything is delivered that had arrived.
 -type then() :: over | {retire, Counterpart :: pid()}.
@@ -70,7 +72,7 @@
                  trunkline_route:route()) -> pid().
 start_link(Ix, Lane, WindowBytes, Route) ->
     proc_lib:spawn_opt(?MODULE, init, [Ix, Lane, WindowBytes, Route],
-                       [link, {message_queue_data, off_heap}]).
+                       [link, {message_queue_data, on_heap} | trunkline_heap:options()]).
 
 -spec init(pos_integer(), pid(), pos_integer(), trunkline_route:route()) -> no_return() | ok.
 init(Ix, Lane, WindowBytes, #route{stats = Stats} = Route) ->
@@ -134,6 +136,8 @@ loop(S) ->
         {batch, Serial, Ack, Charge, Entries} ->
             Batch = {Ack, Charge, Entries},
             loop(arrivals(trunkline_arrivals:batch(Serial, Batch, S#inlet.arrivals), S));
+        {past, Command, Message} ->
+            loop(past(Command, Message, S));
         {answered, Requests} when is_list(Requests) ->
             loop(S#inlet{agent = trunkline_agent:answered(Requests, S#inlet.agent)});
         {called, Request} ->
@@ -258,6 +262,11 @@ deliver([[Command | Message] | Entries], Agent, Waiting, S) ->
     deliver(Entries, trunkline_agent:step(Command, Message, Agent), Waiting, S);
 deliver([], Agent, Waiting, S) ->
     {Waiting, S#inlet{agent = Agent}}.
+
+%% A request that has come past the lane.
+past(Command, Message, S) ->
+    {0, S1} = deliver(arrived([[Command | Message]], S), S#inlet.agent, 0, S),
+    timer(quiet, S1#inlet{active = true}).
 
 %% Some may be for destinations that should have bounded their senders.
 arrived(Entries, #inlet{lane = Lane}) -> trunkline_bounded:arrived(node(Lane), Entries).

@@ -92,6 +92,8 @@
 %% The most messages of a batch: the receiving side should start on a batch while
 %% the next one is being made (measured in docs/lab/tried.md).
 -define(BATCH_MESSAGES, 256).
+%% Messages in flight, if there are only calls of a few callers.
+-define(FEW, 8).
 %% ms: a lane that has done nothing for this long gives its memory back.
 -define(QUIET, 1000).
 %% ms until it looks again whether a charge has been left behind.
@@ -153,7 +155,8 @@ start_link(Ix, Node, #{gate := Gate, bypass := Bypass, bulk := {BulkIx, _, _} = 
                                                    lane => {Ix, QueueBytes}, bulk => Bulk}),
                  batch = trunkline_gate:limit(BatchBytes),
                  backlog = trunkline_backlog:new(?BATCH_MESSAGES, BatchBytes)},
-    proc_lib:start_link(?MODULE, init, [self(), Lane], infinity, [{message_queue_data, on_heap}]).
+    proc_lib:start_link(?MODULE, init, [self(), Lane], infinity,
+                        [{message_queue_data, on_heap} | trunkline_heap:options()]).
 
 %% The lane answers {lane_ready, Ref, Lane} when it has done so, and has counted what was lost.
 -spec order(pid(), reference(), order()) -> ok.
@@ -478,18 +481,25 @@ send_parcel(To, Wrap, Parcel, #lane{stats = Stats}) ->
 %% --- replies --------------------------------------------------------------------
 
 replied(Size, Request, Reply, S) ->
-    case trunkline_replies:weight(Size, Reply) of
-        short -> reply_by_lane(Size, Request, Reply, S);
-        Weight -> long_reply(Weight, trunkline_shape:charge(Size), Size, Request, Reply, S)
+    case trunkline_replies:weight(Size, Request, Reply) of
+        short ->
+            reply_by_lane(Size, Request, Reply, S);
+        Weight ->
+            Plain = trunkline_replies:request(Request),
+            past_lane(Weight, trunkline_shape:charge(Size), Size, Plain, Reply, S)
     end.
 
-long_reply(Weight, Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
-           #lane{questions = Questions} = S) ->
+%% A reply that should go past the lane.
+past_lane(Weight, Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
+          #lane{questions = Questions} = S) ->
     Known = case may_send_terms(S) of
+                true when Weight =:= past -> go;         % its caller waits for it
                 true -> trunkline_questions:known(Pid, Questions);
                 false -> no
             end,
     case trunkline_replies:way(Weight, before(Server, S), Known) of
+        now when Weight =:= past ->
+            send_reply(Weight, Charge, Size, Request, Reply, S);
         now ->
             send_reply(Weight, Charge, Size, Request, Reply, for_caller(Pid, Charge, S));
         fence ->
@@ -501,6 +511,8 @@ long_reply(Weight, Charge, Size, {_, {Pid, Server}, _} = Request, Reply,
             data(Place, Entry, S1);
         ask ->
             seen(long, Pid, reply_by_lane(Size, Request, Reply, S));
+        next when Weight =:= past ->
+            next_may_pass(reply_by_lane(Size, Request, Reply, S));
         next ->
             acknowledge_now(reply_by_lane(Size, Request, Reply, S));
         by_lane ->
@@ -541,8 +553,11 @@ send_reply(Weight, Charge, Size, Request, Reply, #lane{batches = Batches, replie
         busy ->
             reply_by_lane(Size, Request, Reply, S);
         Replies1 ->
-            to_report(tell_agents(S#lane{batches = trunkline_batches:passed(1, Batches),
-                                         replies = Replies1}))
+            S1 = S#lane{batches = trunkline_batches:passed(1, Batches), replies = Replies1},
+            to_report(case trunkline_replies:is_urgent(Weight, Replies1) of
+                          true -> tell_agents(S1);
+                          false -> S1
+                      end)
     end.
 
 %% A reply that has come, as it should be in the lane.
@@ -602,6 +617,8 @@ seen(To, #lane{mode = {send, _}, batches = Batches} = S) when is_pid(To) ->
         true -> seen(short, To, S);
         false -> S
     end;
+seen({call, _, _, _, _, past}, S) ->
+    next_may_pass(S);
 seen(_, S) ->
     S.
 
@@ -649,6 +666,16 @@ acknowledge_now(#lane{fence = none, batches = Batches} = S) ->
         false -> empty_batch(S)
     end;
 acknowledge_now(S) ->
+    S.
+
+%% A request or reply of few callers could not go past the lane. If it is for these alone, the next
+%% one may. (If much else is sent, it is not worth a batch.)
+next_may_pass(#lane{mode = {send, _}, batches = Batches} = S) ->
+    case trunkline_gate:messages(trunkline_batches:in_flight(Batches)) =< ?FEW of
+        true -> acknowledge_now(S);
+        false -> S
+    end;
+next_may_pass(S) ->
     S.
 
 %% Everything that has come here before has been delivered.
@@ -813,8 +840,9 @@ ready(Ref, #lane{link = Link}) ->
 
 -spec retired([pid(), ...], #lane{}) -> no_return().
 retired(Inlets, #lane{batches = Batches} = S) ->
-    S1 = without_questions(S#lane{batches = trunkline_batches:end_bypass(over, Batches)}),
-    #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} = dispose_all(retired, S1),
+    S1 = tell_agents(S#lane{batches = trunkline_batches:end_bypass(over, Batches)}),
+    #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} =
+        dispose_all(retired, without_questions(S1)),
     trunkline_retired_lane:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
                                     replies => Replies}).
 
@@ -848,8 +876,9 @@ ticked(S) ->
 tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->
     {Killed, Commands, Questions1} = trunkline_questions:tick(may_ask(S), Questions),
     ok = trunkline_batches:answers(Batches),
-    S1 = report(S#lane{questions = Questions1, batches = trunkline_batches:tick(Killed, Batches),
-                       heap = trunkline_heap:tick(Heap)}),
+    S1 = report(tell_agents(S#lane{questions = Questions1,
+                                   batches = trunkline_batches:tick(Killed, Batches),
+                                   heap = trunkline_heap:tick(Heap)})),
     carry_out({Commands, Questions1}, S1).
 
 %% Nothing has come for a second. A killed sender may have left its charge behind (trunkline_gate).

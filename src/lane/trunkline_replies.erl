@@ -36,7 +36,7 @@
 -moduledoc false.
 
 -export([new/1, event/2]).
--export([weight/2, way/3, send/5, first/3]).
+-export([request/1, weight/3, way/3, send/5, is_urgent/2, first/3]).
 -export([enter/6, enter_term/5, left/1]).
 
 -export_type([replies/0, request/0, before/0, way/0, event/0]).
@@ -46,16 +46,22 @@
 %% As much of it as its reply needs, from the tag that the agent has made (trunkline_agent).
 -type request() :: {trunkline_command:caller(), {Caller :: pid(), Server :: pid()},
                     Agent :: pid()}.
+%% The same in a tag. `past': see trunkline_few_callers.
+-type tag() :: request() | {trunkline_command:caller(), {Caller :: pid(), Server :: pid(), past},
+                            Agent :: pid()}.
 %% Words. A lane is better for a reply that takes less memory. (No term takes so much if it has less
 %% than HEAVY_FROM bytes as a message.)
 -define(HEAVY_WORDS, 4000).
 -define(HEAVY_FROM, 2000).
+%% Short replies past the lane of which the agents hear together.
+-define(MANY, 16).
 
 %% What has become of all that the server may have sent before: it is still in the lane (or on its
 %% way beside it), a fence has been sent behind it, it is in flight, or it has been delivered.
 -type before() :: queued | fenced | in_flight | arrived.
 -type way() :: now | fence | term | ask | next | by_lane.
--type weight() :: short | heavy | long.
+%% `past': it is short, and few callers call.
+-type weight() :: short | past | heavy | long.
 %% What servers and waiters tell the lane: see trunkline_throttle.
 -type event() :: {{stopped, reference()}, term()}
                | {looked_through, pos_integer()}
@@ -73,7 +79,9 @@
          stats :: trunkline_stats:stats(),
          throttle :: trunkline_throttle:throttle(),
          %% These are still in the lane.
-         answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]}}).
+         answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
+         %% Short replies past the lane of which the agents have not heard.
+         untold = 0 :: non_neg_integer()}).
 -opaque replies() :: #replies{}.
 
 %% Of a lane, with the limit of its queue, and the limit of all large messages.
@@ -104,9 +112,18 @@ event({'DOWN', Ref, process, _, _}, #replies{throttle = Throttle} = R) ->
 
 %% --- by plain distribution --------------------------------------------------------
 
-%% What a reply of that size is. A short one is as fast by lane.
--spec weight(trunkline_shape:size(), Reply :: term()) -> weight().
-weight(Size, Reply) ->
+-spec request(tag()) -> request().
+request({Caller, {Pid, Server, past}, Agent}) -> {Caller, {Pid, Server}, Agent};
+request(Request) -> Request.
+
+%% What a reply of that size is. A short one is as fast by lane, if many callers call.
+-spec weight(trunkline_shape:size(), tag(), Reply :: term()) -> weight().
+weight(Size, {_, {_, _, past}, _} = Tag, Reply) ->
+    case weight(Size, request(Tag), Reply) of
+        short -> past;
+        Weight -> Weight
+    end;
+weight(Size, _, Reply) ->
     Charge = trunkline_shape:charge(Size),
     case trunkline_in_turn:is_long_reply(Charge) of
         true ->
@@ -125,21 +142,31 @@ weight(Size, Reply) ->
 %% How a reply that is not short should go: `now', or when the fence has arrived; or by lane, as a
 %% term that an opener can fetch, or packed. Then the lane may have to `ask' about the caller's
 %% mailbox, or for an acknowledgement, because of the `next' reply.
--spec way(heavy | long, before(), trunkline_mailboxes:known()) -> way().
+-spec way(past | heavy | long, before(), trunkline_mailboxes:known()) -> way().
 way(_, queued, _) -> by_lane;
 way(_, _, no) -> by_lane;
 way(_, arrived, go) -> now;
 way(long, arrived, look) -> term;
 way(_, _, look) -> ask;
 way(long, _, go) -> fence;
-way(heavy, in_flight, go) -> next;
-way(heavy, fenced, go) -> by_lane.
+way(_, in_flight, go) -> next;
+way(_, fenced, go) -> by_lane.
 
 %% Sends a reply now. The server of a long one is suspended if that may suspend the lane, or if the
 %% lane's mailbox is not empty. A heavy one is not sent while the connection is `busy': the lane has
 %% room for it.
--spec send(heavy | long, trunkline_gate:charge(), request(), Reply :: term(), replies()) ->
+-spec send(past | heavy | long, trunkline_gate:charge(), request(), Reply :: term(), replies()) ->
           replies() | busy.
+send(past, Charge, {Caller, {_, Server}, Agent}, Reply,
+     #replies{throttle = Throttle, stats = Stats, ix = Ix} = R) ->
+    case trunkline_in_turn:send_short_reply(Caller, Reply) of
+        nosuspend ->
+            busy;
+        _ ->
+            trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
+            R#replies{throttle = trunkline_throttle:came(Server, Throttle),
+                      answered = answered(Agent, Caller, Server, R), untold = R#replies.untold + 1}
+    end;
 send(Weight, Charge, {Caller, {_, Server}, Agent}, Reply,
      #replies{throttle = Throttle, stats = Stats} = R) ->
     Send = fun(Options) ->
@@ -167,6 +194,11 @@ sent(long, Charge, Server, Send, Throttle) ->
             ok = Send([]),
             trunkline_throttle:long_term(Suspended, Charge, Throttle)
     end.
+
+%% Whether the agents should hear at once of a reply that has been sent so. (Of short ones they hear
+%% within a second.)
+-spec is_urgent(past | heavy | long, replies()) -> boolean().
+is_urgent(Weight, #replies{untold = Untold}) -> Weight =/= past orelse Untold >= ?MANY.
 
 %% The replies at the beginning that may be sent now, since a fence has arrived, and the other
 %% entries. (The others go as large messages do: so many would hold up what comes behind them. So do
@@ -198,10 +230,10 @@ first(Entries, _, _, _) ->
 %% the agent, which comes when the reply has left. (A large reply is packed here: no other process
 %% has it. If it is a term that an opener can fetch, it is not packed.) If the lane is closed (see
 %% trunkline_lane), a large reply travels in it like a small one.
--spec enter(trunkline_shape:size(), request(), Reply :: term(), IsClosed :: boolean(),
+-spec enter(trunkline_shape:size(), tag(), Reply :: term(), IsClosed :: boolean(),
             trunkline_notices:notices(), replies()) -> entered().
-enter(Size, {Caller, {Pid, Server}, Agent} = Request, Reply, IsClosed, Notices,
-      #replies{large = Large, throttle = Throttle} = R) ->
+enter(Size, Tag, Reply, IsClosed, Notices, #replies{large = Large, throttle = Throttle} = R) ->
+    {Caller, {Pid, Server}, Agent} = Request = request(Tag),
     Charge = trunkline_shape:charge(Size, Reply, Large),
     case Charge < Large orelse IsClosed of
         true ->
@@ -255,4 +287,4 @@ left(#replies{answered = Answered}) when map_size(Answered) =:= 0 ->
     none;
 left(#replies{answered = Answered} = R) ->
     maps:foreach(fun trunkline_inlet:answered/2, Answered),
-    R#replies{answered = #{}}.
+    R#replies{answered = #{}, untold = 0}.

@@ -49,8 +49,8 @@ handle([_, Sender, To | Message], #{node := Node, stats := Stats} = R) ->
             false -> trunkline_leftovers:dispose([To], lost_queued, Node, Stats)
         end,
     R;
-handle({[[alias | _] | {Caller, {Pid, Server}, Agent}], Reply}, R)
-  when is_pid(Agent) ->
+handle({[[alias | _] | {_, _, Agent} = Tag], Reply}, R) when is_pid(Agent) ->
+    {Caller, {Pid, Server}, Agent} = trunkline_replies:request(Tag),
     ok = pass_on({reply, Caller, Pid}, Reply, Server, R),
     ok = trunkline_inlet:answered(Agent, [{Caller, Server}]),
     R;

@@ -8,7 +8,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/4, end_all/3, order/4, pids/1, is_empty/1]).
+-export([start/4, end_all/3, order/4, set_agents/3, pids/1, is_empty/1]).
 
 %% As trunkline_lane:order/0, but with the inlets of all lanes.
 -type order() :: {send, Inlets :: [pid()], WindowBytes :: pos_integer(),
@@ -24,16 +24,18 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
     Settings = #{gate => Gate, bypass => Bypass, bulk => {N + 1, Large, Limit},
                  stats => Stats, options => Options},
     Start = fun() ->
-                    [trunkline_lane:start_link(Ix, Node, Settings) || Ix <- lists:seq(1, N)]
+                    {[trunkline_lane:start_link(Ix, Node, Settings) || Ix <- lists:seq(1, N)],
+                     ets:new(?MODULE, [public, {read_concurrency, true}])}
             end,
     case trunkline_process:start_all(Start) of
-        {ok, Started} ->
+        {ok, {Started, Agents}} ->
             {Lanes, Aliases, Mailboxes} = lists:unzip3(Started),
             {ok, #route{link = self(), gate = Gate, stats = Stats,
                         lanes = list_to_tuple(Lanes), aliases = list_to_tuple(Aliases),
                         mailboxes = list_to_tuple(Mailboxes),
                         limit = trunkline_gate:limit(QueueBytes),
                         large = Large, bulk_limit = Limit, bypass = Bypass,
+                        agents = Agents,
                         concurrency = trunkline_concurrency:new()}};
         {error, system_limit} = Error ->
             Error
@@ -45,7 +47,8 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
 %% the rest themselves.)
 -spec end_all(trunkline_stats:field(), trunkline_route:route(), Inlets :: [pid()]) ->
           Lost :: non_neg_integer().
-end_all(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
+end_all(Field, #route{gate = Gate, lanes = Lanes, stats = Stats, agents = Agents}, Inlets) ->
+    ok = delete(Agents),
     lists:foreach(fun(Lane) -> end_lane(Lane, Inlets) end, tuple_to_list(Lanes)),
     Left = [left_behind(Gate, Ix, Stats) || Ix <- lists:seq(1, tuple_size(Lanes))],
     InFlight = lists:sum([F || {F, _} <- Left]),
@@ -57,6 +60,14 @@ end_all(Field, #route{gate = Gate, lanes = Lanes, stats = Stats}, Inlets) ->
             InFlight + Inside;
         _ ->
             0
+    end.
+
+%% (With the link that has made it, it is gone.)
+delete(Table) ->
+    try ets:delete(Table) of
+        true -> ok
+    catch
+        error:badarg -> ok
     end.
 
 end_lane(Lane, []) ->
@@ -81,6 +92,14 @@ order(Ref, {send, Inlets, Window, Sent}, Trunk, Route) ->
                   end, lists:zip(pids(Route), Inlets));
 order(Ref, Order, _, Route) ->
     lists:foreach(fun(Lane) -> trunkline_lane:order(Lane, Ref, Order) end, pids(Route)).
+
+%% A session begins, with these inlets here, which callers watch, and those of the peer, which are
+%% the agents for what the lanes bring. (See trunkline_in_turn:send_request/6.)
+-spec set_agents(Ours :: [pid()], Theirs :: [pid()], trunkline_route:route()) -> ok.
+set_agents(Ours, Theirs, #route{agents = Agents}) ->
+    true = ets:delete_all_objects(Agents),
+    true = ets:insert(Agents, [list_to_tuple([Inlet | Theirs]) || Inlet <- Ours]),
+    ok.
 
 -spec pids(trunkline_route:route() | none) -> [pid()].
 pids(#route{lanes = Lanes}) -> tuple_to_list(Lanes);

@@ -440,9 +440,11 @@ unwatch(Role, #link{watched = Watched, speaker = Speaker} = D) ->
     end.
 
 %% A newer order supersedes one that has not been carried out.
-order(Order, #link{trunk = Trunk, route = #route{} = Route} = D) ->
+order(Order, #link{trunk = Trunk, route = #route{} = Route, inlets = Inlets} = D) ->
     Ref = make_ref(),
     ok = case Order of
+             {send, Theirs, _, _} ->
+                 trunkline_lanes:set_agents(trunkline_inlets:pids(Inlets), Theirs, Route);
              suspend when Trunk =/= none -> trunkline_trunk:suspend(Trunk);
              resume when Trunk =/= none -> trunkline_trunk:resume(Trunk);
              _ -> ok

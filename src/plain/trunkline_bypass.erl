@@ -45,7 +45,7 @@
 -moduledoc false.
 
 -export([new/1, may/4, start/4, started/2, sampled/3, is_quiet/2, sent_short/2, sent/2, cancel/2]).
--export([called/3, is_late/2, not_answered/2]).
+-export([called/3, is_marked/1, is_late/2, not_answered/2]).
 -export([are_long/2, weighed/4]).
 -export([is_idle/3, watch/3, is_watched/2, say/1, wait/1, said/2, has_waited/2, owe/3]).
 -export([past/2, set_idle/2, ticks/2, are_few/1, set_quiet/2, is_quiet/1, answers/1]).
@@ -119,8 +119,12 @@ new(Lanes) -> atomics:new(?OWED(Lanes), [{signed, true}]).
           boolean().
 may(Gate, Ix, Own, Bypass) ->
     trunkline_gate:fill(Gate, Ix) =:= Own
-        andalso atomics:get(Bypass, ?MARK(self())) =:= 0
+        andalso not is_marked(Bypass)
         andalso atomics:get(Bypass, ?IDLE(Ix)) =:= 1.
+
+%% Whether the calling process may have a reply in the lane's mailbox.
+-spec is_marked(bypass()) -> boolean().
+is_marked(Bypass) -> atomics:get(Bypass, ?MARK(self())) =/= 0.
 
 %% The same for a message that should be counted. If so, sent/2 or cancel/2 must follow.
 -spec start(trunkline_gate:gate(), Ix :: pos_integer(), Own :: trunkline_gate:charge(),

@@ -1,17 +1,18 @@
 %% How many calls to one peer are under way at a time, few or many.
 %%
-%% For a few callers plain OTP is faster: each way has two processes fewer, which have to be woken.
-%% For many, lanes are faster, because of their batches. (Measured on two cores: with four callers
-%% erpc has 1.4 times the rate of lanes, with ten 0.65 times; docs/lab/tried.md.) There are two
-%% thresholds, so that calls do not alternate between the two ways, which is worse than either.
+%% For a few callers it is faster to go past the lanes: fewer processes have to be woken. For many,
+%% lanes are faster, because of their batches. (Measured on two cores: with four callers erpc has
+%% 1.4 times the rate of lanes, with ten 0.65 times; docs/lab/tried.md.) There are two thresholds,
+%% so that calls do not alternate between the two ways, which is worse than either.
 %%
 %%     few ──── more than 7 ────> many
 %%         <─── fewer than 5 ────
 %%
-%% A call that has ended adds its time to a sum. The first one that ends 10 ms after the last look
-%% divides the sum by the time since then: that is how many were under way, on average (Little's
-%% law). A call counts for a millisecond at most. So one that waits for something that takes long
-%% does not count as much as one that is only on its way. A caller that is killed has added nothing.
+%% A call that has ended adds its time to a sum. (If not all are measured, one stands for several.)
+%% The first one that ends 10 ms after the last look divides the sum by the time since then: that is
+%% how many were under way, on average (Little's law). A call counts for a millisecond at most. So
+%% one that waits for something that takes long does not count as much as one that is only on its
+%% way. A caller that is killed has added nothing.
 %%
 %% Between two looks there may be a burst of calls. So those that bypass the lanes are counted, and
 %% seven may at a time. Each look sets the count to the average: then callers that were killed, and
@@ -19,13 +20,12 @@
 -module(trunkline_concurrency).
 -moduledoc false.
 
--export([new/0, bypass/2, clock/0, ended/4]).
+-export([new/0, bypass/2, clock/0, bypassed/1, ended/4]).
 
--export_type([concurrency/0, time/0, way/0]).
+-export_type([concurrency/0, time/0]).
 
 -opaque concurrency() :: atomics:atomics_ref().
 -type time() :: integer().                   % monotonic us
--type way() :: lane | bypass.
 
 -define(WINDOW, 10_000).                     % us
 -define(MOST, 1_000).                        % us that one call counts
@@ -56,10 +56,18 @@ bypass(IsLong, Concurrency) ->
 -spec clock() -> time().
 clock() -> erlang:monotonic_time(microsecond).
 
--spec ended(way(), Started :: time(), Ended :: time(), concurrency()) -> ok.
-ended(Way, Started, Ended, Concurrency) ->
-    _ = Way =:= bypass andalso atomics:sub(Concurrency, ?BYPASSES, 1),
-    Sum = atomics:add_get(Concurrency, ?SUM, min(Ended - Started, ?MOST)),
+%% It has bypassed them, or could not. (More of them may end than count.)
+-spec bypassed(concurrency()) -> ok.
+bypassed(Concurrency) ->
+    case atomics:sub_get(Concurrency, ?BYPASSES, 1) of
+        N when N < 0 -> atomics:put(Concurrency, ?BYPASSES, 0);
+        _ -> ok
+    end.
+
+%% A call has ended. It stands for N of them, if only one of N is measured.
+-spec ended(N :: pos_integer(), Started :: time(), Ended :: time(), concurrency()) -> ok.
+ended(N, Started, Ended, Concurrency) ->
+    Sum = atomics:add_get(Concurrency, ?SUM, N * min(Ended - Started, ?MOST)),
     Since = atomics:get(Concurrency, ?SINCE),
     case Ended - Since >= ?WINDOW
         andalso atomics:compare_exchange(Concurrency, ?SINCE, Since, Ended) =:= ok of

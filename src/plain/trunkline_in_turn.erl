@@ -60,10 +60,10 @@
 
 -export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
 -export([is_near/1, are_terms_suited/2]).
--export([send/7, send_heavy/4, start_short/4, send_short/5, send_past/5]).
+-export([send/7, send_heavy/4, start_short/4, send_short/5, send_past/5, send_request/6]).
 -export([sent_direct/1, sent_for/3]).
 -export([ask_whether_arrived/2, ask_no_more/2, have_arrived/3]).
--export([send_for_lane/6]).
+-export([send_for_lane/6, send_short_reply/2]).
 -export([await/4, answer/5, noproc/2, not_used/1]).
 -export([look/4]).
 
@@ -179,6 +179,34 @@ send_heavy(#route{bypass = Bypass} = Route, Ix, To, Message) ->
 start_short(#route{bypass = Bypass} = Route, Ix, To, Charge) ->
     is_pid(To) andalso trunkline_bypass:is_quiet(Ix, Bypass)
         andalso bypasses(To, node(To), Ix, Charge, Route).
+
+%% Sends a request of that charge straight to its agent, if nothing is ahead of it. If the
+%% distribution is busy it is not sent. The caller watches that inlet. It must be one of the agent's
+%% session: then the caller hears of it if the request is lost with that. (The lanes learn of the
+%% end of a session later than callers do.)
+-spec send_request(trunkline_route:route(), Ix :: pos_integer(), Inlet :: pid(),
+                   trunkline_command:command(), Request :: term(), trunkline_gate:charge()) ->
+          ok | no.
+send_request(#route{gate = Gate, bypass = Bypass, agents = Agents} = Route, Ix, Inlet, Command,
+             Request, Charge) ->
+    case trunkline_bypass:start(Gate, Ix, 0, Bypass) of
+        true ->
+            case send_agent(agent(Ix, Inlet, Agents), {past, Command, Request}) of
+                {ok, Node} -> bypassed(Route, Ix, Node, Charge);
+                _ -> ok = trunkline_bypass:cancel(Ix, Bypass), no
+            end;
+        false ->
+            no
+    end.
+
+send_agent(none, _) -> none;
+send_agent(Agent, Message) -> {erlang:send(Agent, Message, [noconnect, nosuspend]), node(Agent)}.
+
+%% (Without its link the table is gone.)
+agent(Ix, Inlet, Agents) ->
+    try ets:lookup_element(Agents, Inlet, Ix + 1)
+    catch error:badarg -> none
+    end.
 
 %% Sends a message past the lane, although that may not be idle. `false': there is no connection.
 -spec send_past(trunkline_route:route(), Ix :: pos_integer(), To :: pid(), Message :: term(),
@@ -414,6 +442,11 @@ send_for_lane(To, Wrap, Term, Bytes, Options, Stats) ->
             trunkline_stats:add(Stats, peer, large_carried_bytes, Bytes),
             ok
     end.
+
+%% The same for a short reply.
+-spec send_short_reply(trunkline_command:caller(), Reply :: term()) -> ok | nosuspend | noconnect.
+send_short_reply(Caller, Reply) ->
+    erlang:send(Caller, trunkline_command:wrap({reply, Caller}, Reply), [noconnect, nosuspend]).
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
 %% of its mailbox, wherever it is; of the server of a request its agent has said so, and of another

@@ -62,11 +62,12 @@ count_received(#route{lanes = Lanes, stats = Stats}) ->
     trunkline_stats:add(Stats, {lane, ?LANE_OF(self(), Lanes)}, received_messages, 1).
 
 %% A call to that node has ended, whichever way it went. Started is when it began.
--spec ended(node(), trunkline_concurrency:way(), trunkline_concurrency:time()) -> ok.
+-spec ended(node(), bypass | lane, trunkline_concurrency:time()) -> ok.
 ended(Node, Way, Started) ->
     case trunkline_route:lookup(Node) of
         #route{concurrency = Concurrency} ->
-            trunkline_concurrency:ended(Way, Started, trunkline_concurrency:clock(), Concurrency);
+            _ = Way =:= bypass andalso trunkline_concurrency:bypassed(Concurrency),
+            trunkline_concurrency:ended(1, Started, trunkline_concurrency:clock(), Concurrency);
         none ->
             ok
     end.

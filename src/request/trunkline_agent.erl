@@ -40,7 +40,7 @@
 %% Whether the reply goes by lane, to a caller that waits for it or that may not, or by plain
 %% distribution. Or the request was announced by a caller that has a lease, and may be killed before
 %% it has sent it. `watching': by lane, and the reply shows that the server knows of that watch.
--type way() :: by_lane | {watching, trunkline_plain_reply:watch()} | not_awaited | plain
+-type way() :: by_lane | past | {watching, trunkline_plain_reply:watch()} | not_awaited | plain
              | announced.
 %% Two seconds at least.
 -define(LEASED, 3).
@@ -229,7 +229,11 @@ address(Request, #agent{servers = Servers, route = Route} = Agent)
                 plain -> Caller;
                 _ -> Known#server.lane
             end,
-    {Server, {call, Label, {Pid, [[alias | Alias] | {Caller, {Pid, Server}, self()}]}},
+    Between = case Way of
+                  past -> {Pid, Server, past};
+                  _ -> {Pid, Server}
+              end,
+    {Server, {call, Label, {Pid, [[alias | Alias] | {Caller, Between, self()}]}},
      Agent1#agent{servers = Servers#{Server => Known2}}};
 address(Request, Agent) when element(1, Request) =:= call ->
     {Name, _, Caller, _} = trunkline_command:request(Request),
@@ -279,6 +283,8 @@ address({ended, Object, _, Ref}, Agent) ->
 %% not wait. And a caller with a lease may have announced a request unseen.)
 way({call, _, _, _}, Known, Agent) ->
     {by_lane, Known, Agent};
+way({call, _, _, _, _, past}, Known, Agent) ->
+    {past, Known, Agent};
 way({call, Server, Pid, Request, _, Inlet}, #server{plain = Plain} = Known,
     #agent{waiting = Waiting, route = Route} = Agent) ->
     case may_be_plain(Known)

@@ -105,35 +105,44 @@ call_lane(Node, Server, Label, Request, Deadline) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             {Command, Way, Weighed} =
                 trunkline_long_reply:command(Node, Server, Ref, Label, Inlet),
-            case trunkline_sender:hand_over(Node, Command, Request, Deadline, connect) of
-                ok ->
-                    receive
-                        {[alias | Ref], Reply} ->
-                            _ = case Reply of
-                                    _ when Way =:= plain -> came_by_lane(Node, Server, Reply);
-                                    [_, _, _, _, _ | _] -> weigh(Node, Server, Reply, 1);
-                                    _ when ?IS_LONG_BINARY(Reply) -> weigh(Node, Server, Reply, 1);
-                                    _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
-                                    _ -> ok
-                                end,
-                            {reply, Reply};
-                        {[[alias | Ref] | _], Reply} ->          % plain
-                            _ = case Reply of
-                                    _ when ?IS_SHORT(Reply) -> weigh(Node, Server, Reply, 1);
-                                    _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
-                                    _ -> ok                      % no call: see trunkline_long_reply
-                                end,
-                            {reply, Reply};
-                        {[[alias | _] | {Ref, _, _}], Reply} ->  % sent by hand, to the pid
-                            abandon({Ref, Node, Server}),
-                            ok = trunkline_long_reply:by_hand(Node, Server),
-                            {reply, Reply};
-                        {'DOWN', Ref, process, Object, Reason} ->
-                            {error, session_reason(Object, Reason)}
-                    after trunkline_deadline:left(Deadline) ->
-                            abandon({Ref, Node, Server}),
-                            reply_or(Ref, {error, timeout})
-                    end;
+            Started = trunkline_few_callers:started(Weighed),
+            case trunkline_few_callers:hand_over(Node, Inlet, Command, Request, Deadline) of
+                Handed when Handed =:= ok; Handed =:= past ->
+                    Answer =
+                        receive
+                            {[alias | Ref], Reply} ->
+                                _ = case Reply of
+                                        _ when Way =:= plain -> came_by_lane(Node, Server, Reply);
+                                        [_, _, _, _, _ | _] -> weigh(Node, Server, Reply, 1);
+                                        _ when ?IS_LONG_BINARY(Reply) ->
+                                            weigh(Node, Server, Reply, 1);
+                                        _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
+                                        _ -> ok
+                                    end,
+                                {reply, Reply};
+                            {[[alias | Ref] | _], Reply} ->          % plain
+                                _ = case Reply of
+                                        _ when ?IS_SHORT(Reply) -> weigh(Node, Server, Reply, 1);
+                                        _ when Weighed > 0 -> weigh(Node, Server, Reply, Weighed);
+                                        _ -> ok                  % no call: see trunkline_long_reply
+                                    end,
+                                {reply, Reply};
+                            {[[alias | _] | {Ref, _, _}], Reply} ->  % sent by hand, to the pid
+                                abandon({Ref, Node, Server}),
+                                ok = trunkline_long_reply:by_hand(Node, Server),
+                                {reply, Reply};
+                            {'DOWN', Ref, process, Object, Reason} ->
+                                {error, session_reason(Object, Reason)}
+                        after trunkline_deadline:left(Deadline) ->
+                                abandon({Ref, Node, Server}),
+                                reply_or(Ref, {error, timeout})
+                        end,
+                    _ = if Handed =:= past; Started =/= none ->
+                                trunkline_few_callers:ended(Handed, Node, Weighed, Started);
+                           true ->
+                                ok                               % no call, for a plain reply
+                        end,
+                    Answer;
                 Refused ->
                     demonitor(Ref, [flush]),
                     refused(Refused)

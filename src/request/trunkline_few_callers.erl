@@ -1,0 +1,106 @@
+%% Short requests past the lanes, while few callers call at a time.
+%%
+%% Each lane and each inlet is one more process that has to be woken. For many callers it is worth
+%% it, because of the batches; for a few it is not. So their requests go straight to the agent, an
+%% inlet, and the replies straight from the server's lane:
+%%
+%%     caller                 agent               server               lane
+%%       | ── the request ──────> | -- request -----> | -- reply -------> |
+%%       | <──────────────────────────────────────── the reply, by `!' ── |
+%%
+%% The request may do so if nothing is ahead of it (trunkline_bypass), and the reply if nothing is
+%% in flight. Otherwise they go by lane, and are acknowledged at once, so that the next ones may.
+%% The agent also delivers what comes by lane, so the request keeps its place, wherever the mailbox
+%% of the server is. The reply does if its caller's mailbox is on the heap. (News that the server
+%% has ended, which comes from an inlet, may overtake it otherwise.)
+%%
+%% How many calls are few says trunkline_concurrency.
+-module(trunkline_few_callers).
+-moduledoc false.
+
+-include("../gate/trunkline_route.hrl").
+
+-export([started/1, hand_over/5, ended/4]).
+
+%% Bytes. Longer requests do not gain by it.
+-define(SHORT, 4096).
+
+%% A call begins that stands for N, as to how many are under way. Only of some it is measured.
+-spec started(N :: non_neg_integer()) -> trunkline_concurrency:time() | none.
+started(0) -> none;
+started(_) -> trunkline_concurrency:clock().
+
+%% Hands over the request of a call, for which its caller waits, and watches that inlet, as
+%% trunkline_sender:hand_over/5 does. `past': it has gone past the lane. Then ended/4 must follow.
+-spec hand_over(node(), Inlet :: pid(), trunkline_command:command(), Request :: term(),
+                trunkline_deadline:deadline()) -> ok | past | direct | unreachable | timeout.
+hand_over(Node, Inlet, Command, Request, Deadline) ->
+    case trunkline_command:past(Command) of
+        none ->
+            by_lane(Node, Command, Request, Deadline);
+        Past ->
+            case send(trunkline_route:lookup(Node), Inlet, Past, Request) of
+                ok -> past;
+                no -> by_lane(Node, Command, Request, Deadline);
+                not_now -> by_lane(Node, next_may(Node, Past, Command), Request, Deadline)
+            end
+    end.
+
+by_lane(Node, Command, Request, Deadline) ->
+    trunkline_sender:hand_over(Node, Command, Request, Deadline, connect).
+
+%% The lane acknowledges the one that could go past it.
+next_may(Node, Past, Command) ->
+    case trunkline_peers:takes_turns(Node) of
+        true -> Past;
+        false -> Command
+    end.
+
+%% `no': nor may the next one. (A server that is watched must say what it sends: trunkline_owed.)
+send(#route{lanes = Lanes, bypass = Bypass, concurrency = Concurrency, stats = Stats} = Route,
+     Inlet, Past, Request) ->
+    Ix = ?LANE_OF(self(), Lanes),
+    case trunkline_in_turn:is_near(Stats) andalso not trunkline_owed:is_watched(Ix, Bypass)
+        andalso trunkline_shape:weight(Request) =:= light
+        andalso trunkline_concurrency:bypass(false, Concurrency) of
+        true ->
+            case send(Route, Ix, Inlet, Past, Request, trunkline_gate:charge(Request)) of
+                ok -> ok;
+                Not -> ok = trunkline_concurrency:bypassed(Concurrency), Not
+            end;
+        false ->
+            no
+    end;
+send(none, _, _, _) ->
+    no.
+
+send(#route{bypass = Bypass} = Route, Ix, Inlet, Past, Request, Charge) ->
+    case trunkline_gate:bytes(Charge) < ?SHORT andalso is_on_heap()
+        andalso trunkline_in_turn:send_request(Route, Ix, Inlet, Past, Request, Charge) of
+        ok ->
+            ok;
+        no ->
+            case trunkline_bypass:is_marked(Bypass) of
+                true -> no;
+                false -> not_now
+            end;
+        false ->
+            no
+    end.
+
+is_on_heap() ->
+    process_info(self(), message_queue_data) =:= {message_queue_data, on_heap}.
+
+%% The call has ended. It stands for N, and began at that time.
+-spec ended(ok | past, node(), N :: non_neg_integer(), trunkline_concurrency:time() | none) -> ok.
+ended(Way, Node, N, Started) ->
+    case trunkline_route:lookup(Node) of
+        #route{concurrency = Concurrency} ->
+            _ = Way =:= past andalso trunkline_concurrency:bypassed(Concurrency),
+            _ = Started =:= none
+                orelse trunkline_concurrency:ended(N, Started, trunkline_concurrency:clock(),
+                                                   Concurrency),
+            ok;
+        none ->
+            ok
+    end.
