@@ -94,7 +94,7 @@ order(Ref, Order, _, Route) ->
     lists:foreach(fun(Lane) -> trunkline_lane:order(Lane, Ref, Order) end, pids(Route)).
 
 %% A session begins, with these inlets here, which callers watch, and those of the peer, which are
-%% the agents for what the lanes bring. (See trunkline_in_turn:send_request/6.)
+%% the agents for what the lanes bring. (See trunkline_in_turn:send_request/5.)
 -spec set_agents(Ours :: [pid()], Theirs :: [pid()], trunkline_route:route()) -> ok.
 set_agents(Ours, Theirs, #route{agents = Agents}) ->
     true = ets:delete_all_objects(Agents),

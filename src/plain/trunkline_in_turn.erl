@@ -60,7 +60,7 @@
 
 -export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
 -export([is_near/1, are_terms_suited/2]).
--export([send/7, send_heavy/4, start_short/4, send_short/5, send_past/5, send_request/6]).
+-export([send/7, send_heavy/4, start_short/4, send_short/5, send_past/5, send_request/5]).
 -export([sent_direct/1, sent_for/3]).
 -export([ask_whether_arrived/2, ask_no_more/2, have_arrived/3]).
 -export([send_for_lane/6, send_short_reply/2]).
@@ -180,19 +180,18 @@ start_short(#route{bypass = Bypass} = Route, Ix, To, Charge) ->
     is_pid(To) andalso trunkline_bypass:is_quiet(Ix, Bypass)
         andalso bypasses(To, node(To), Ix, Charge, Route).
 
-%% Sends a request of that charge straight to its agent, if nothing is ahead of it. If the
+%% Sends a short request straight to its agent, if nothing is ahead of it. If the
 %% distribution is busy it is not sent. The caller watches that inlet. It must be one of the agent's
 %% session: then the caller hears of it if the request is lost with that. (The lanes learn of the
 %% end of a session later than callers do.)
 -spec send_request(trunkline_route:route(), Ix :: pos_integer(), Inlet :: pid(),
-                   trunkline_command:command(), Request :: term(), trunkline_gate:charge()) ->
-          ok | no.
+                   trunkline_command:command(), Request :: term()) -> ok | no.
 send_request(#route{gate = Gate, bypass = Bypass, agents = Agents} = Route, Ix, Inlet, Command,
-             Request, Charge) ->
+             Request) ->
     case trunkline_bypass:start(Gate, Ix, 0, Bypass) of
         true ->
             case send_agent(agent(Ix, Inlet, Agents), {past, Command, Request}) of
-                {ok, Node} -> bypassed(Route, Ix, Node, Charge);
+                {ok, Node} -> bypassed(Route, Ix, Node, trunkline_gate:charge(Request));
                 _ -> ok = trunkline_bypass:cancel(Ix, Bypass), no
             end;
         false ->

@@ -56,15 +56,11 @@ next_may(Node, Past, Command) ->
         false -> Command
     end.
 
-%% `no': nor may the next one. (A server that is watched must say what it sends: trunkline_owed.)
-send(#route{lanes = Lanes, bypass = Bypass, concurrency = Concurrency, stats = Stats} = Route,
-     Inlet, Past, Request) ->
-    Ix = ?LANE_OF(self(), Lanes),
-    case trunkline_in_turn:is_near(Stats) andalso not trunkline_owed:is_watched(Ix, Bypass)
-        andalso trunkline_shape:weight(Request) =:= light
-        andalso trunkline_concurrency:bypass(false, Concurrency) of
+%% `no': nor may the next one.
+send(#route{concurrency = Concurrency} = Route, Inlet, Past, Request) ->
+    case trunkline_concurrency:bypass(false, Concurrency) of
         true ->
-            case send(Route, Ix, Inlet, Past, Request, trunkline_gate:charge(Request)) of
+            case send_few(Route, Inlet, Past, Request) of
                 ok -> ok;
                 Not -> ok = trunkline_concurrency:bypassed(Concurrency), Not
             end;
@@ -74,9 +70,12 @@ send(#route{lanes = Lanes, bypass = Bypass, concurrency = Concurrency, stats = S
 send(none, _, _, _) ->
     no.
 
-send(#route{bypass = Bypass} = Route, Ix, Inlet, Past, Request, Charge) ->
-    case trunkline_gate:bytes(Charge) < ?SHORT andalso is_on_heap()
-        andalso trunkline_in_turn:send_request(Route, Ix, Inlet, Past, Request, Charge) of
+%% (A server that is watched must say what it sends: trunkline_owed.)
+send_few(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Inlet, Past, Request) ->
+    Ix = ?LANE_OF(self(), Lanes),
+    case trunkline_in_turn:is_near(Stats) andalso is_on_heap()
+        andalso not trunkline_owed:is_watched(Ix, Bypass) andalso is_short(Request)
+        andalso trunkline_in_turn:send_request(Route, Ix, Inlet, Past, Request) of
         ok ->
             ok;
         no ->
@@ -87,6 +86,9 @@ send(#route{bypass = Bypass} = Route, Ix, Inlet, Past, Request, Charge) ->
         false ->
             no
     end.
+
+is_short(Request) ->
+    trunkline_shape:weight(Request) =:= light andalso erlang:external_size(Request) < ?SHORT.
 
 is_on_heap() ->
     process_info(self(), message_queue_data) =:= {message_queue_data, on_heap}.
