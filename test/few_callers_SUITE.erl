@@ -7,10 +7,10 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([past/1, past_again/1, not_past/1, not_again/1, many/1,
-         burst/1, long_calls/1, order_of_requests/1, order_of_replies/1, reply_waits/1,
-         request_after_timeout/1, server_ends/1, last_replies/1, nothing_left/1,
-         stopped_and_started/1, links_killed/1, session_over/1, connection_lost/1]).
+-export([past/1, past_again/1, not_past/1, not_again/1, many/1, burst/1, long_calls/1,
+         order_of_requests/1, order_of_replies/1, reply_waits/1, request_after_timeout/1,
+         server_ends/1, last_replies/1, nothing_left/1, large_replies/1, stopped_and_started/1,
+         links_killed/1, session_over/1, connection_lost/1]).
 -export([start/1, call_at_once/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -20,7 +20,8 @@ suite() -> [{timetrap, {minutes, 2}}].
 
 all() -> [past, past_again, not_past, not_again, many, burst, long_calls, order_of_requests,
           order_of_replies, reply_waits, request_after_timeout, server_ends, last_replies,
-          nothing_left, stopped_and_started, links_killed, session_over, connection_lost].
+          nothing_left, large_replies, stopped_and_started, links_killed, session_over,
+          connection_lost].
 
 %% --- which calls ----------------------------------------------------------------------
 
@@ -266,7 +267,7 @@ reply_waits(_) ->
               ok = cluster:call(A, cluster, release, []),
               cluster:await(fun() -> not is_waiting(A, Caller) end),
               ?assert(cluster:call(A, erlang, is_process_alive, [Caller])),
-              Caller ! stop
+              true = cluster:call(A, erlang, exit, [Caller, kill])
       end).
 
 %% A peer that has stopped: the call ends with a timeout. What the caller sends then comes behind
@@ -321,7 +322,7 @@ last_replies(_) ->
     on_all_ways(
       fun(A, B) ->
               [begin
-                   Server = cluster:call(B, ?MODULE, start, [?NAME]),
+                   {ok, Server} = cluster:call(B, gen_server, start, [?MODULE, [], []]),
                    ok = calls(A, Server, 1, 5),
                    last = cluster:call(A, trunkline, call, [Server, last])
                end || _ <- lists:seq(1, 200)]
@@ -373,13 +374,39 @@ left(A, B) ->
         [{marked, Ix} || Ix <- lists:seq(1, 1024), atomics:get(Bypass, Ix) =/= 0]
     end) ++ [Inlet || Inlet <- Inlets, cluster:is_awaited(Inlet, B)].
 
-%% Trunkline stops and starts at one of the nodes, again and again. No call fails.
+%% Only short replies go so. Binaries are not long by themselves, and some are large messages.
+large_replies(_) ->
+    {A, B} = cluster:pair([]),
+    Server = cluster:call(B, ?MODULE, start, [?NAME]),
+    await_past(A, B, Server, 1),
+    #{large := #{messages := Before}} = cluster:info(B, A),
+    [{_, _}, {BeforeBack, _}] = counts(A, B),
+    ok = cluster:call(A, fun() ->
+        [Bytes = byte_size(trunkline:call(Server, {binary, Bytes}))
+         || Bytes <- [5_000_000, 20_000_000, 200_000, 20_000, 5000], _ <- lists:seq(1, 4)],
+        ok
+    end),
+    #{large := #{messages := Now}} = cluster:info(B, A),
+    [{_, _}, {Back, _}] = counts(A, B),
+    ?assert(Now - Before >= 12 andalso Back - BeforeBack >= 20, {Now - Before, Back - BeforeBack}),
+    cluster:stop_all([A, B]).
+
+%% Trunkline stops and starts at one of the nodes, again and again. No call fails, and none waits
+%% for ever.
 stopped_and_started(_) ->
     {A, B} = cluster:pair([]),
     Server = cluster:call(B, ?MODULE, start, [?NAME]),
+    ok = cluster:call(A, fun() -> persistent_term:put(?MODULE, counters:new(3, [])) end),
     Callers = cluster:call(A, fun() ->
-        [spawn(fun() -> keep_calling(Server, 1) end) || _ <- lists:seq(1, 3)]
+        [spawn(fun() -> keep_calling(Server, persistent_term:get(?MODULE), Ix, 1) end)
+         || Ix <- lists:seq(1, 3)]
     end),
+    Calls = fun() ->
+                    cluster:call(A, fun() ->
+                        Of = persistent_term:get(?MODULE),
+                        [counters:get(Of, Ix) || Ix <- lists:seq(1, 3)]
+                    end)
+            end,
     [begin
          await_past(A, B, Server, 1),
          cluster:call(X, cluster, stop_trunkline, []),
@@ -387,12 +414,18 @@ stopped_and_started(_) ->
          [ok = cluster:call(Y, trunkline, await_up, [cluster:node_of(Z), 20_000])
           || {Y, Z} <- [{A, B}, {B, A}]]
      end || X <- [A, B, A, B]],
+    Last = Calls(),
+    cluster:await(fun() ->
+                          lists:all(fun({Before, Now}) -> Now > Before + 100 end,
+                                    lists:zip(Last, Calls()))
+                  end),
     ?assert(cluster:call(A, fun() -> lists:all(fun is_process_alive/1, Callers) end)),
     cluster:stop_all([A, B]).
 
-keep_calling(Server, N) ->
+keep_calling(Server, Counter, Ix, N) ->
     N = trunkline:call(Server, {echo, N}, infinity),
-    keep_calling(Server, N + 1).
+    ok = counters:put(Counter, Ix, N),
+    keep_calling(Server, Counter, Ix, N + 1).
 
 %% Without its link a route has no table of inlets. Calls go on, and then go past the lanes again.
 %% (While a peer's link has no session, its lanes keep what comes, requests past the lane, too.)
@@ -496,6 +529,8 @@ init([]) -> {ok, {[], []}}.
 
 handle_call({echo, What}, _, S) ->
     {reply, What, S};
+handle_call({binary, Bytes}, _, S) ->
+    {reply, binary:copy(<<7>>, Bytes), S};
 handle_call({log, What, _}, _, {Waiting, Log}) ->
     {reply, ok, {Waiting, [What | Log]}};
 handle_call({before, N, Tag}, {Pid, _}, {Waiting, Log}) ->

@@ -297,13 +297,13 @@ answers(#batches{past = Past}) -> trunkline_bypass:answers(Past).
 -spec ticks(boolean(), batches()) -> ok.
 ticks(Ticks, #batches{past = Past}) -> trunkline_bypass:ticks(Ticks, Past).
 
-%% It will not, unless a sender has sent before it could see that. Such a sender has not told the
-%% lane.
+%% It will not, unless a sender has sent before it could see that (such a sender has not told the
+%% lane), or an acknowledgement will wake the lane: then it would keep its memory.
 -spec rest(batches()) -> {rest | tick, batches()}.
 rest(#batches{past = Past} = B) ->
     ok = trunkline_bypass:ticks(false, Past),
     B1 = B#batches{past = trunkline_bypass:take(Past)},
-    case unreported(B1) =:= unreported(B) of
+    case unreported(B1) =:= unreported(B) andalso in_flight(B) =:= 0 of
         true -> {rest, B1};
         false -> {tick, B1}
     end.

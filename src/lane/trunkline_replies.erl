@@ -23,6 +23,9 @@
 %%                          so that the next one may go by `!'
 %%     is still in the lane                  by_lane
 %%
+%% A short one of few callers (trunkline_few_callers) needs no such mailbox. It goes as a heavy one
+%% does.
+%%
 %% The fence is an empty batch, which the inlet acknowledges at once:
 %%
 %%     server                     lane                     inlet             caller
@@ -53,6 +56,8 @@
 %% than HEAVY_FROM bytes as a message.)
 -define(HEAVY_WORDS, 4000).
 -define(HEAVY_FROM, 2000).
+%% Bytes. Others of the short ones may be binaries of any size.
+-define(PAST_BELOW, 4096).
 %% Short replies past the lane of which the agents hear together.
 -define(MANY, 16).
 
@@ -60,7 +65,7 @@
 %% way beside it), a fence has been sent behind it, it is in flight, or it has been delivered.
 -type before() :: queued | fenced | in_flight | arrived.
 -type way() :: now | fence | term | ask | next | by_lane.
-%% `past': it is short, and few callers call.
+%% `past': it is short, of less than PAST_BELOW, and few callers call.
 -type weight() :: short | past | heavy | long.
 %% What servers and waiters tell the lane: see trunkline_throttle.
 -type event() :: {{stopped, reference()}, term()}
@@ -78,7 +83,7 @@
          gate :: trunkline_gate:gate(),
          stats :: trunkline_stats:stats(),
          throttle :: trunkline_throttle:throttle(),
-         %% These are still in the lane.
+         %% These are still in the lane, or `untold'.
          answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
          %% Short replies past the lane of which the agents have not heard.
          untold = 0 :: non_neg_integer()}).
@@ -120,8 +125,13 @@ request(Request) -> Request.
 -spec weight(trunkline_shape:size(), tag(), Reply :: term()) -> weight().
 weight(Size, {_, {_, _, past}, _} = Tag, Reply) ->
     case weight(Size, request(Tag), Reply) of
-        short -> past;
-        Weight -> Weight
+        short ->
+            case trunkline_gate:bytes(trunkline_shape:charge(Size)) < ?PAST_BELOW of
+                true -> past;
+                false -> short
+            end;
+        Weight ->
+            Weight
     end;
 weight(Size, _, Reply) ->
     Charge = trunkline_shape:charge(Size),
@@ -281,7 +291,8 @@ large({Parcel, Charged}, Suspended, {Caller, {Pid, Server}, Agent}, Reply, Notic
 answered(Agent, Caller, Server, #replies{answered = Answered}) ->
     Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}.
 
-%% What was in the lane has left it: tells the agents. `none': no reply did.
+%% What was in the lane has left it: tells the agents, of the others that have gone past it, too.
+%% `none': no reply did.
 -spec left(replies()) -> replies() | none.
 left(#replies{answered = Answered}) when map_size(Answered) =:= 0 ->
     none;

@@ -25,7 +25,7 @@ start({N, Large, Limit}, Node, #{queue_bytes := QueueBytes} = Options, Stats) ->
                  stats => Stats, options => Options},
     Start = fun() ->
                     {[trunkline_lane:start_link(Ix, Node, Settings) || Ix <- lists:seq(1, N)],
-                     ets:new(?MODULE, [public, {read_concurrency, true}])}
+                     ets:new(?MODULE, [{read_concurrency, true}])}
             end,
     case trunkline_process:start_all(Start) of
         {ok, {Started, Agents}} ->

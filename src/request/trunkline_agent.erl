@@ -14,7 +14,7 @@
 %%
 %% Only the server's node monitors the server. When the server ends, the agent tells, by lane, those
 %% callers for whom no lane has reported a reply. (If a report is late, a caller is sent both. The
-%% reply is first in the lane, and deactivates the caller's alias.)
+%% reply leaves the lane first, and deactivates the caller's alias.)
 %%
 %% The agent is the inlet itself, because only the process that delivers a sender's messages can
 %% deliver the sender's requests in order with them. This module has the agent's state and its

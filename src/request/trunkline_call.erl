@@ -2,11 +2,11 @@
 %% gets an answer: requests, remote procedure calls, monitors. Exit signals are here, too.)
 %%
 %% A request to a peer goes by lane to the agent at the server's node (see trunkline_agent), and the
-%% reply comes back by lane. The caller monitors only a local process: an inlet of the session. It
-%% ends when the session has ended and all that had arrived is delivered. The monitor is also the
-%% alias to which the reply is sent, so that a late reply is dropped before it reaches the mailbox.
-%% Requests to local servers, and to nodes without lanes, are gen_server's own: the caller monitors
-%% the server itself.
+%% reply comes back by lane, or past it (trunkline_few_callers, trunkline_plain_reply). The caller
+%% monitors only a local process: an inlet of the session. It ends when the session has ended and
+%% all that had arrived is delivered. The monitor is also the alias to which the reply is sent, so
+%% that a late reply is dropped before it reaches the mailbox. Requests to local servers, and to
+%% nodes without lanes, are gen_server's own: the caller monitors the server itself.
 %%
 %% The requests of gen_server, gen_statem and gen_event differ only in their label, and in the exit
 %% reason of a call that fails.
@@ -105,7 +105,7 @@ call_lane(Node, Server, Label, Request, Deadline) ->
             Ref = monitor(process, Inlet, [{alias, reply_demonitor}]),
             {Command, Way, Weighed} =
                 trunkline_long_reply:command(Node, Server, Ref, Label, Inlet),
-            Started = trunkline_few_callers:started(Weighed),
+            Started = trunkline_few_callers:started(Way, Weighed),
             case trunkline_few_callers:hand_over(Node, Inlet, Command, Request, Deadline) of
                 Handed when Handed =:= ok; Handed =:= past ->
                     Answer =

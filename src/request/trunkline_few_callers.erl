@@ -20,15 +20,16 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([started/1, hand_over/5, ended/4]).
+-export([started/2, hand_over/5, ended/4]).
 
 %% Bytes. Longer requests do not gain by it.
 -define(SHORT, 4096).
 
-%% A call begins that stands for N, as to how many are under way. Only of some it is measured.
--spec started(N :: non_neg_integer()) -> trunkline_concurrency:time() | none.
-started(0) -> none;
-started(_) -> trunkline_concurrency:clock().
+%% A call begins that stands for N, as to how many are under way. Only some are measured, and none
+%% that may have a plain reply: these take long.
+-spec started(plain | by_lane, N :: non_neg_integer()) -> trunkline_concurrency:time() | none.
+started(by_lane, N) when N > 0 -> trunkline_concurrency:clock();
+started(_, _) -> none.
 
 %% Hands over the request of a call, for which its caller waits, and watches that inlet, as
 %% trunkline_sender:hand_over/5 does. `past': it has gone past the lane. Then ended/4 must follow.
