@@ -553,11 +553,8 @@ send_reply(Weight, Charge, Size, Request, Reply, #lane{batches = Batches, replie
         busy ->
             reply_by_lane(Size, Request, Reply, S);
         Replies1 ->
-            S1 = S#lane{batches = trunkline_batches:passed(1, Batches), replies = Replies1},
-            to_report(case trunkline_replies:is_urgent(Weight, Replies1) of
-                          true -> tell_agents(S1);
-                          false -> S1
-                      end)
+            to_report(tell_agents(S#lane{batches = trunkline_batches:passed(1, Batches),
+                                         replies = Replies1}))
     end.
 
 %% A reply that has come, as it should be in the lane.
@@ -840,9 +837,8 @@ ready(Ref, #lane{link = Link}) ->
 
 -spec retired([pid(), ...], #lane{}) -> no_return().
 retired(Inlets, #lane{batches = Batches} = S) ->
-    S1 = tell_agents(S#lane{batches = trunkline_batches:end_bypass(over, Batches)}),
-    #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} =
-        dispose_all(retired, without_questions(S1)),
+    S1 = without_questions(S#lane{batches = trunkline_batches:end_bypass(over, Batches)}),
+    #lane{ix = Ix, node = Node, stats = Stats, replies = Replies} = dispose_all(retired, S1),
     trunkline_retired_lane:become(#{ix => Ix, node => Node, stats => Stats, inlets => Inlets,
                                     replies => Replies}).
 
@@ -876,9 +872,8 @@ ticked(S) ->
 tick_all(#lane{batches = Batches, questions = Questions, heap = Heap} = S) ->
     {Killed, Commands, Questions1} = trunkline_questions:tick(may_ask(S), Questions),
     ok = trunkline_batches:answers(Batches),
-    S1 = report(tell_agents(S#lane{questions = Questions1,
-                                   batches = trunkline_batches:tick(Killed, Batches),
-                                   heap = trunkline_heap:tick(Heap)})),
+    S1 = report(S#lane{questions = Questions1, batches = trunkline_batches:tick(Killed, Batches),
+                       heap = trunkline_heap:tick(Heap)}),
     carry_out({Commands, Questions1}, S1).
 
 %% Nothing has come for a second. A killed sender may have left its charge behind (trunkline_gate).

@@ -39,7 +39,7 @@
 -moduledoc false.
 
 -export([new/1, event/2]).
--export([request/1, weight/3, way/3, send/5, is_urgent/2, first/3]).
+-export([request/1, weight/3, way/3, send/5, first/3]).
 -export([enter/6, enter_term/5, left/1]).
 
 -export_type([replies/0, request/0, before/0, way/0, event/0]).
@@ -58,8 +58,6 @@
 -define(HEAVY_FROM, 2000).
 %% Bytes. Others of the short ones may be binaries of any size.
 -define(PAST_BELOW, 4096).
-%% Short replies past the lane of which the agents hear together.
--define(MANY, 16).
 
 %% What has become of all that the server may have sent before: it is still in the lane (or on its
 %% way beside it), a fence has been sent behind it, it is in flight, or it has been delivered.
@@ -83,10 +81,8 @@
          gate :: trunkline_gate:gate(),
          stats :: trunkline_stats:stats(),
          throttle :: trunkline_throttle:throttle(),
-         %% These are still in the lane, or `untold'.
-         answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]},
-         %% Short replies past the lane of which the agents have not heard.
-         untold = 0 :: non_neg_integer()}).
+         %% These are still in the lane.
+         answered = #{} :: #{Agent :: pid() => [{trunkline_command:caller(), Server :: pid()}]}}).
 -opaque replies() :: #replies{}.
 
 %% Of a lane, with the limit of its queue, and the limit of all large messages.
@@ -175,7 +171,7 @@ send(past, Charge, {Caller, {_, Server}, Agent}, Reply,
         _ ->
             trunkline_stats:add(Stats, {lane, Ix}, bytes, trunkline_gate:bytes(Charge)),
             R#replies{throttle = trunkline_throttle:came(Server, Throttle),
-                      answered = answered(Agent, Caller, Server, R), untold = R#replies.untold + 1}
+                      answered = answered(Agent, Caller, Server, R)}
     end;
 send(Weight, Charge, {Caller, {_, Server}, Agent}, Reply,
      #replies{throttle = Throttle, stats = Stats} = R) ->
@@ -204,11 +200,6 @@ sent(long, Charge, Server, Send, Throttle) ->
             ok = Send([]),
             trunkline_throttle:long_term(Suspended, Charge, Throttle)
     end.
-
-%% Whether the agents should hear at once of a reply that has been sent so. (Of short ones they hear
-%% within a second.)
--spec is_urgent(past | heavy | long, replies()) -> boolean().
-is_urgent(Weight, #replies{untold = Untold}) -> Weight =/= past orelse Untold >= ?MANY.
 
 %% The replies at the beginning that may be sent now, since a fence has arrived, and the other
 %% entries. (The others go as large messages do: so many would hold up what comes behind them. So do
@@ -291,11 +282,10 @@ large({Parcel, Charged}, Suspended, {Caller, {Pid, Server}, Agent}, Reply, Notic
 answered(Agent, Caller, Server, #replies{answered = Answered}) ->
     Answered#{Agent => [{Caller, Server} | maps:get(Agent, Answered, [])]}.
 
-%% What was in the lane has left it: tells the agents, of the others that have gone past it, too.
-%% `none': no reply did.
+%% What was in the lane has left it: tells the agents. `none': no reply did.
 -spec left(replies()) -> replies() | none.
 left(#replies{answered = Answered}) when map_size(Answered) =:= 0 ->
     none;
 left(#replies{answered = Answered} = R) ->
     maps:foreach(fun trunkline_inlet:answered/2, Answered),
-    R#replies{answered = #{}, untold = 0}.
+    R#replies{answered = #{}}.
