@@ -143,16 +143,20 @@ burst(_) ->
     [{Before, _}, _] = counts(A, B),
     Callers = cluster:call(A, ?MODULE, call_at_once, [Server, 1000]),
     cluster:await(fun() -> cluster:call(B, gen_server, call, [Server, waiting]) =:= 1000 end),
-    cluster:await(fun() ->
-                          [{Now, _}, _] = counts(A, B),
-                          Now - Before >= 950 orelse Now - Before
-                  end),
+    await_by_lane(950, Before, A, B),
     ok = cluster:call(B, gen_server, call, [Server, answer]),
     cluster:await(fun() -> not lists:any(fun(Caller) ->
                                                  cluster:call(A, erlang, is_process_alive, [Caller])
                                          end, Callers)
                   end),
     cluster:stop_all([A, B]).
+
+%% At least so many more than before have gone from A to B by lane.
+await_by_lane(N, Before, A, B) ->
+    cluster:await(fun() ->
+                          [{Now, _}, _] = counts(A, B),
+                          Now - Before >= N orelse Now - Before
+                  end).
 
 call_at_once(Server, N) ->
     Callers = [spawn(fun() -> receive go -> answered = trunkline:call(Server, wait, infinity) end
@@ -175,10 +179,7 @@ long_calls(_) ->
     [{Before, _}, _] = counts(A, B),
     _ = cluster:call(A, ?MODULE, call_at_once, [Server, 200]),
     cluster:await(fun() -> cluster:call(B, gen_server, call, [Server, waiting]) =:= 200 end),
-    cluster:await(fun() ->
-                          [{Now, _}, _] = counts(A, B),
-                          Now - Before >= 180 orelse Now - Before
-                  end),
+    await_by_lane(180, Before, A, B),
     ok = cluster:call(B, gen_server, call, [Server, answer]),
     cluster:stop_all([A, B]).
 

@@ -119,18 +119,19 @@ request(Request) -> Request.
 
 %% What a reply of that size is. A short one is as fast by lane, if many callers call.
 -spec weight(trunkline_shape:size(), tag(), Reply :: term()) -> weight().
-weight(Size, {_, {_, _, past}, _} = Tag, Reply) ->
-    case weight(Size, request(Tag), Reply) of
-        short ->
-            case trunkline_gate:bytes(trunkline_shape:charge(Size)) < ?PAST_BELOW of
+weight(Size, {_, Between, _}, Reply) ->
+    Charge = trunkline_shape:charge(Size),
+    case weight_of(Charge, Size, Reply) of
+        short when tuple_size(Between) =:= 3 ->
+            case trunkline_gate:bytes(Charge) < ?PAST_BELOW of
                 true -> past;
                 false -> short
             end;
         Weight ->
             Weight
-    end;
-weight(Size, _, Reply) ->
-    Charge = trunkline_shape:charge(Size),
+    end.
+
+weight_of(Charge, Size, Reply) ->
     case trunkline_in_turn:is_long_reply(Charge) of
         true ->
             case trunkline_shape:kind(Size, Reply) of

@@ -163,7 +163,7 @@ call(Node, M, F, A, Timeout) when ?IS_CALL(Node, M, F, A), Node =/= node() ->
     Deadline = ?NAMED([Node, M, F, A, Timeout], call_deadline(Timeout)),
     Started = trunkline_concurrency:clock(),
     {Way, Outcome} = one(Node, {M, F, A}, Deadline),
-    ok = trunkline_plain_call:ended(Node, Way, Started),
+    ok = trunkline_plain_call:ended(Node, Way, 1, Started),
     value(Outcome);
 call(Node, M, F, A, Timeout) ->
     ?NAMED([Node, M, F, A, Timeout], erpc:call(Node, M, F, A, Timeout)).

@@ -180,10 +180,10 @@ start_short(#route{bypass = Bypass} = Route, Ix, To, Charge) ->
     is_pid(To) andalso trunkline_bypass:is_quiet(Ix, Bypass)
         andalso bypasses(To, node(To), Ix, Charge, Route).
 
-%% Sends a short request straight to its agent, if nothing is ahead of it. If the
-%% distribution is busy it is not sent. The caller watches that inlet. It must be one of the agent's
-%% session: then the caller hears of it if the request is lost with that. (The lanes learn of the
-%% end of a session later than callers do.)
+%% Sends a short request straight to its agent, if nothing is ahead of it. If the distribution is
+%% busy it is not sent. The caller watches that inlet. It must be one of the agent's session: then
+%% the caller hears of it if the request is lost with that. (The lanes learn of the end of a session
+%% later than callers do.)
 -spec send_request(trunkline_route:route(), Ix :: pos_integer(), Inlet :: pid(),
                    trunkline_command:command(), Request :: term()) -> ok | no.
 send_request(#route{gate = Gate, bypass = Bypass, agents = Agents} = Route, Ix, Inlet, Command,
@@ -442,10 +442,10 @@ send_for_lane(To, Wrap, Term, Bytes, Options, Stats) ->
             ok
     end.
 
-%% The same for a short reply.
+%% The same for a short reply, which the lane counts.
 -spec send_short_reply(trunkline_command:caller(), Reply :: term()) -> ok | nosuspend | noconnect.
 send_short_reply(Caller, Reply) ->
-    erlang:send(Caller, trunkline_command:wrap({reply, Caller}, Reply), [noconnect, nosuspend]).
+    send_wrapped({reply, Caller}, Caller, Reply, [noconnect, nosuspend]).
 
 %% Whether that mailbox is known to be on the heap: a process that waits for an outcome takes it out
 %% of its mailbox, wherever it is; of the server of a request its agent has said so, and of another

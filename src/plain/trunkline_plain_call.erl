@@ -13,7 +13,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([start/2, came/1, ended/3, may_end_with/2, await_delivery/2]).
+-export([start/2, came/1, ended/4, may_end_with/2, await_delivery/2]).
 
 %% Bytes of a long call. For that the lanes are no better, however many callers there are.
 -define(LONG, 4096).
@@ -22,7 +22,7 @@
 
 %% Whether the calling process should make a call to that node by the distribution: everything that
 %% it has sent before has been delivered, and no lane is better. If so the call begins, with a
-%% message of about that many bytes. ended/3 follows when a call has ended.
+%% message of about that many bytes. ended/4 follows when a call has ended.
 -spec start(node(), Message :: term()) -> {true, Bytes :: non_neg_integer()} | false.
 start(Node, Message) ->
     case trunkline_route:lookup(Node) of
@@ -61,13 +61,18 @@ came(Node) ->
 count_received(#route{lanes = Lanes, stats = Stats}) ->
     trunkline_stats:add(Stats, {lane, ?LANE_OF(self(), Lanes)}, received_messages, 1).
 
-%% A call to that node has ended, whichever way it went. Started is when it began.
--spec ended(node(), bypass | lane, trunkline_concurrency:time()) -> ok.
-ended(Node, Way, Started) ->
+%% A call to that node has ended, whichever way it went. It stands for N of them. Started is when it
+%% began; `none': it is not measured.
+-spec ended(node(), bypass | lane, N :: non_neg_integer(), trunkline_concurrency:time() | none) ->
+          ok.
+ended(Node, Way, N, Started) ->
     case trunkline_route:lookup(Node) of
         #route{concurrency = Concurrency} ->
             _ = Way =:= bypass andalso trunkline_concurrency:bypassed(Concurrency),
-            trunkline_concurrency:ended(1, Started, trunkline_concurrency:clock(), Concurrency);
+            _ = Started =:= none
+                orelse trunkline_concurrency:ended(N, Started, trunkline_concurrency:clock(),
+                                                   Concurrency),
+            ok;
         none ->
             ok
     end.

@@ -107,7 +107,7 @@ call_lane(Node, Server, Label, Request, Deadline) ->
                 trunkline_long_reply:command(Node, Server, Ref, Label, Inlet),
             Started = trunkline_few_callers:started(Way, Weighed),
             case trunkline_few_callers:hand_over(Node, Inlet, Command, Request, Deadline) of
-                Handed when Handed =:= ok; Handed =:= past ->
+                Handed when Handed =:= lane; Handed =:= bypass ->
                     Answer =
                         receive
                             {[alias | Ref], Reply} ->
@@ -137,8 +137,8 @@ call_lane(Node, Server, Label, Request, Deadline) ->
                                 abandon({Ref, Node, Server}),
                                 reply_or(Ref, {error, timeout})
                         end,
-                    _ = if Handed =:= past; Started =/= none ->
-                                trunkline_few_callers:ended(Handed, Node, Weighed, Started);
+                    _ = if Handed =:= bypass; Started =/= none ->
+                                trunkline_plain_call:ended(Node, Handed, Weighed, Started);
                            true ->
                                 ok                               % no call, for a plain reply
                         end,

@@ -20,7 +20,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([started/2, hand_over/5, ended/4]).
+-export([started/2, hand_over/5]).
 
 %% Bytes. Longer requests do not gain by it.
 -define(SHORT, 4096).
@@ -32,23 +32,28 @@ started(by_lane, N) when N > 0 -> trunkline_concurrency:clock();
 started(_, _) -> none.
 
 %% Hands over the request of a call, for which its caller waits, and watches that inlet, as
-%% trunkline_sender:hand_over/5 does. `past': it has gone past the lane. Then ended/4 must follow.
+%% trunkline_sender:hand_over/5 does. Returns which way it has gone, `bypass' for past the
+%% lane. Then trunkline_plain_call:ended/4 must follow. (It may for a call by lane, if that is
+%% measured.)
 -spec hand_over(node(), Inlet :: pid(), trunkline_command:command(), Request :: term(),
-                trunkline_deadline:deadline()) -> ok | past | direct | unreachable | timeout.
+                trunkline_deadline:deadline()) -> lane | bypass | direct | unreachable | timeout.
 hand_over(Node, Inlet, Command, Request, Deadline) ->
     case trunkline_command:past(Command) of
         none ->
             by_lane(Node, Command, Request, Deadline);
         Past ->
             case send(trunkline_route:lookup(Node), Inlet, Past, Request) of
-                ok -> past;
+                ok -> bypass;
                 no -> by_lane(Node, Command, Request, Deadline);
                 not_now -> by_lane(Node, next_may(Node, Past, Command), Request, Deadline)
             end
     end.
 
 by_lane(Node, Command, Request, Deadline) ->
-    trunkline_sender:hand_over(Node, Command, Request, Deadline, connect).
+    case trunkline_sender:hand_over(Node, Command, Request, Deadline, connect) of
+        ok -> lane;
+        Refused -> Refused
+    end.
 
 %% The lane acknowledges the one that could go past it.
 next_may(Node, Past, Command) ->
@@ -74,7 +79,7 @@ send(none, _, _, _) ->
 %% (A server that is watched must say what it sends: trunkline_owed.)
 send_few(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Inlet, Past, Request) ->
     Ix = ?LANE_OF(self(), Lanes),
-    case trunkline_in_turn:is_near(Stats) andalso is_on_heap()
+    case trunkline_in_turn:is_near(Stats) andalso trunkline_process:is_on_heap(self())
         andalso not trunkline_owed:is_watched(Ix, Bypass) andalso is_short(Request)
         andalso trunkline_in_turn:send_request(Route, Ix, Inlet, Past, Request) of
         ok ->
@@ -90,20 +95,3 @@ send_few(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Inlet, P
 
 is_short(Request) ->
     trunkline_shape:weight(Request) =:= light andalso erlang:external_size(Request) < ?SHORT.
-
-is_on_heap() ->
-    process_info(self(), message_queue_data) =:= {message_queue_data, on_heap}.
-
-%% The call has ended. It stands for N, and began at that time.
--spec ended(ok | past, node(), N :: non_neg_integer(), trunkline_concurrency:time() | none) -> ok.
-ended(Way, Node, N, Started) ->
-    case trunkline_route:lookup(Node) of
-        #route{concurrency = Concurrency} ->
-            _ = Way =:= past andalso trunkline_concurrency:bypassed(Concurrency),
-            _ = Started =:= none
-                orelse trunkline_concurrency:ended(N, Started, trunkline_concurrency:clock(),
-                                                   Concurrency),
-            ok;
-        none ->
-            ok
-    end.

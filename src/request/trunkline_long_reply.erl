@@ -47,7 +47,7 @@ may_ask(Node, Server, '$gen_call') ->
     case trunkline_route:lookup(Node) of
         #route{bypass = Bypass, stats = Stats} ->
             trunkline_bypass:are_long(Server, Bypass)
-                andalso process_info(self(), message_queue_data) =:= {message_queue_data, on_heap}
+                andalso trunkline_process:is_on_heap(self())
                 andalso trunkline_in_turn:is_near(Stats)
                 andalso trunkline_peers:takes_turns(Node);
         none ->
