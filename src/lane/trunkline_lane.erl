@@ -223,8 +223,8 @@ control({unanswered, Requests}, #lane{mode = {send, _}} = S) ->
     cancel_dead(Requests, S);
 control({answer, Ref, Answer}, #lane{questions = Questions} = S) ->
     ticking(carry_out(trunkline_questions:answered(Ref, Answer, Questions), S));
-control({fetch, Inlet, N, Opener, How}, S) ->
-    fetch(Inlet, N, Opener, How, S);
+control({fetch, Inlet, N, Opener, Where}, S) ->
+    fetch(Inlet, N, Opener, Where, S);
 control(Late, S) when element(1, Late) =:= ack; element(1, Late) =:= delivered;
                       element(1, Late) =:= resumed; element(1, Late) =:= unanswered ->
     S;                                       % of an earlier session, or connection
@@ -442,29 +442,38 @@ settle_all(Numbers, #lane{mode = {send, {_, Bulk}}, ix = Ix} = S) ->
 
 %% An opener asks for a term, which goes straight to the receiver, or to the opener. What the opener
 %% knows of the receiver's mailbox, senders may know, too.
-fetch(Inlet, N, Opener, How, #lane{mode = {send, {Inlet, _}}} = S) ->
+fetch(Inlet, N, Opener, Where, #lane{mode = {send, {Inlet, _}}} = S) ->
     case is_connected(S) of
         true ->
-            fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, How, S);
+            fetched(trunkline_notices:term(N, S#lane.notices), N, Opener, Where, S);
         false ->
-            _ = erlang:send_after(?AGAIN, self(), {fetch, Inlet, N, Opener, How}),
+            _ = erlang:send_after(?AGAIN, self(), {fetch, Inlet, N, Opener, Where}),
             S
     end;
-fetch(_, N, Opener, How, S) ->
-    fetched(none, N, Opener, How, S).        % of an earlier session
+fetch(_, N, Opener, Where, S) ->
+    fetched(none, N, Opener, Where, S).      % of an earlier session
 
-fetched(none, _, Opener, _, S) ->
+fetched(none, _, {Opener, _}, _, S) ->
     ok = trunkline_process:send_connected(Opener, missing),
     S;
-fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices} = S) ->
-    ok = send_parcel(To, Wrap, Term, S),
-    To =:= Opener orelse erlang:send(Opener, sent, [noconnect]),
+fetched(Term, N, Opener, Where, #lane{notices = Notices} = S) ->
+    ok = send_term(Where, Opener, Term, S),
     S1 = S#lane{notices = trunkline_notices:without_term(N, Notices)},
-    case Receiver of
+    case Where of
         {no, Pid} -> learned(Pid, no, S1);
-        Pid when is_pid(Pid) -> learned(Pid, go, S1);
+        {_, Pid, _} -> learned(Pid, go, S1);
         any -> S1
     end.
+
+%% To its receiver at once, and whole (see trunkline_opener), or to the opener.
+send_term({To, _, Wrap}, {Opener, _} = Asking, Term, S) ->
+    case trunkline_parcel:bytes(Term) =< trunkline_in_turn:most_at_once()
+        andalso send_parcel(To, Wrap, Term, [nosuspend], S) of
+        ok -> trunkline_process:send_connected(Opener, sent);
+        _ -> send_term(any, Asking, Term, S)
+    end;
+send_term(_, {Opener, Ref}, Term, S) ->
+    send_parcel(Opener, {reply, Ref}, Term, [], S).
 
 %% Whether the nodes still have the connection with which the session has begun. If not, what waited
 %% behind a term may have been delivered, so that the term must not go by the next connection. It is
@@ -474,9 +483,9 @@ fetched(Term, N, Opener, {To, Receiver, Wrap}, #lane{notices = Notices} = S) ->
 is_connected(#lane{node = Node, controller = Controller}) ->
     Controller =/= none andalso trunkline_process:controller(Node) =:= Controller.
 
-send_parcel(To, Wrap, Parcel, #lane{stats = Stats}) ->
+send_parcel(To, Wrap, Parcel, Options, #lane{stats = Stats}) ->
     trunkline_in_turn:send_for_lane(To, Wrap, trunkline_parcel:unpack_sent(Parcel),
-                                    trunkline_parcel:bytes(Parcel), [], Stats).
+                                    trunkline_parcel:bytes(Parcel), Options, Stats).
 
 %% --- replies --------------------------------------------------------------------
 
@@ -590,7 +599,7 @@ pass_fence(#lane{backlog = Backlog} = S) ->
     flush(before_probe(-trunkline_gate:messages(Charge), S2)).
 
 send_kept([{parcel, Place, N, _, {reply, Caller, _}} | Parcel], #lane{batches = Batches} = S) ->
-    ok = send_parcel(Caller, {reply, Caller}, Parcel, S),
+    ok = send_parcel(Caller, {reply, Caller}, Parcel, [], S),
     left(Place, settle(N, S#lane{batches = trunkline_batches:passed(1, Batches)})).
 
 tell_agents(#lane{replies = Replies} = S) ->

@@ -31,6 +31,10 @@
 %% If this process may not deliver to that mailbox (see above), the lane sends the term here. In
 %% both cases it learns where the mailbox is.
 %%
+%% The lane also sends the term here if it cannot give all of it to the distribution at once. For
+%% the rest of such a message goes out even if the lane is killed, and news of the lane's end comes
+%% before it (docs/reference/otp-defects.md). A receiver must not get it then.
+%%
 %% A function that is to be executed (trunkline_erpc) is executed here: this process has all that
 %% the function needs, and nothing is copied.
 -module(trunkline_opener).
@@ -105,11 +109,11 @@ open(Inlet, Parts, Sizes) ->
 
 %% It may take long until the message's turn comes. The state is what there is of the message: the
 %% message; a term that has not been asked for; or the monitor of the lane that has been asked, and
-%% the address if the term comes here. The lane answers in any state, or is dead: what waits behind
-%% the term must not come before it.
+%% the address for a term that comes here. The lane answers in any state, or is dead: what waits
+%% behind the term must not come before it.
 -spec await({Inlet :: pid(), reference(),
              {message, term()} | {term, Lane :: pid(), pos_integer()}
-             | {asked, reference(), address() | direct}}) ->
+             | {asked, reference(), address()}}) ->
           term().
 await({Inlet, Ref, Has} = S) ->
     receive
@@ -141,21 +145,21 @@ lost(Inlet) -> Inlet ! {opener, self(), lost}.
 
 %% Asks the lane to send the term to that process, and then to say `sent', or to send it here.
 ask({term, Lane, Number}, Address, Inlet, Ref) ->
-    {How, What} = case Address of
-                      {_, Receiver, _} when is_pid(Receiver) ->
-                          case may_deliver_to(Receiver) of
-                              true -> {Address, direct};
-                              false -> {{self(), {no, Receiver}, {reply, Ref}}, Address}
-                          end;
-                      _ ->
-                          {{self(), any, {reply, Ref}}, Address}
-                  end,
+    Where = case Address of
+                {_, Receiver, _} when is_pid(Receiver) ->
+                    case may_deliver_to(Receiver) of
+                        true -> Address;
+                        false -> {no, Receiver}
+                    end;
+                _ ->
+                    any
+            end,
     case trunkline_process:monitor_connected(Lane) of
         noconnection ->
             noconnection;
         Monitor ->
-            _ = erlang:send(Lane, {fetch, Inlet, Number, self(), How}, [noconnect]),
-            {asked, Monitor, What}
+            _ = erlang:send(Lane, {fetch, Inlet, Number, {self(), Ref}, Where}, [noconnect]),
+            {asked, Monitor, Address}
     end.
 
 %% The inlet may have been killed meanwhile, and another session may have begun.

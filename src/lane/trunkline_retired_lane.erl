@@ -75,7 +75,7 @@ handle({answer, _, Answer}, R) ->
 handle({sent_plain, _}, #{ix := Ix, stats := Stats} = R) ->
     trunkline_stats:add(Stats, {lane, Ix}, messages, 1),
     R;
-handle({fetch, _, _, Opener, _}, R) ->
+handle({fetch, _, _, {Opener, _}, _}, R) ->
     ok = trunkline_process:send_connected(Opener, missing),
     R;
 %% What concerned the session.
