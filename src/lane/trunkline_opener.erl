@@ -187,8 +187,8 @@ deliver({Name, any, plain}, Message, Inlet) when is_atom(Name) ->
 deliver({To, Receiver, Wrap}, Message, Inlet) ->
     Wrapped = trunkline_command:wrap(Wrap, Message),
     MayDeliver = may_deliver_to(Receiver),   % a receiver that runs answers late
-    %% (The inlet may be killed while the message is copied. The next link publishes its route before
-    %% a session begins, and a persistent term has to wait for the schedulers: so for the copy.)
+    %% (The inlet may be killed while the message is copied. Before a session begins the next link
+    %% publishes its route, and a persistent term has to wait for the schedulers: so for the copy.)
     case is_process_alive(Inlet) of
         true when MayDeliver ->
             ok = trunkline_process:deliver(To, Wrapped),
