@@ -508,7 +508,7 @@ reply_at_the_end(_) ->
                           [] =/= [M || M <- Messages, element(1, M) =:= batch]
                   end),
     true = cluster:call(A, erlang, disconnect_node, [NodeB]),
-    cluster:await(fun() -> maps:get(state, cluster:call(A, trunkline, info, [NodeB])) =:= down end),
+    cluster:await_state(A, B, down),
     %% The other inlet has delivered everything by the third answer.
     [_ = cluster:call(A, traffic, attempt, [fun() -> sys:get_state(Other) end])
      || _ <- [1, 2, 3]],

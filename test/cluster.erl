@@ -5,7 +5,8 @@
 
 -export([start/0, start/1, start/2, start/3, start/4, start_at/4, start_all/1, start_all/2, stop/1,
          node_of/1, call/4, call/2, info/2]).
--export([connect/2, await_up/2, await_lanes/2, await_state/3, await_thin/2, pair/1, pair/2, pair/3,
+-export([connect/2, await_up/2, await_lanes/2, await_state/3, await_no_state/3, await_thin/2,
+         pair/1, pair/2, pair/3,
          pair_on_the_distribution/0, pair_on_the_distribution/2, with_and_without/0,
          stop_all/1]).
 -export([suspend/1, continue/1, kill/1, await/1, await/2]).
@@ -214,11 +215,16 @@ await_thin(A, B) ->
                   M1 - M > 10 * (N1 - N) orelse {M1 - M, N1 - N}
           end).
 
-await_state(A, B, State) ->
+await_state(A, B, State) -> await_state_if(A, B, fun(Now) -> Now =:= State end).
+
+%% Until the state is another one. (The one that follows may be over before the next look.)
+await_no_state(A, B, State) -> await_state_if(A, B, fun(Now) -> Now =/= State end).
+
+await_state_if(A, B, IsIt) ->
     await(fun() ->
                   case info(A, B) of
-                      #{state := State} -> true;
-                      Info -> {false, Info}
+                      #{state := State} = Info -> IsIt(State) orelse {false, Info};
+                      None -> {false, None}
                   end
           end).
 

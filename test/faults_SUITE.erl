@@ -955,10 +955,7 @@ no_process_for_what_comes(_) ->
     LastLink = Link(),
     full(Test, fun() ->
                        cluster:call(A, erlang, exit, [LastLink, kill]),
-                       cluster:await(fun() -> case cluster:call(A, trunkline, info, [NodeB]) of
-                                                  #{state := State} when State =/= up -> true;
-                                                  Info -> Info
-                                              end end)
+                       cluster:await_no_state(A, B, up)
                end),
     anew:await_session(A, B, Last),
     cluster:await_up(A, B),

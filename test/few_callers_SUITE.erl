@@ -449,7 +449,7 @@ links_killed(_) ->
     await_past(A, B, Server, 1),
     NodeB = cluster:node_of(B),
     cluster:stop(B),
-    cluster:await(fun() -> maps:get(state, cluster:info(A, B)) =:= down end),
+    cluster:await_state(A, B, down),
     [Before] = cluster:call(A, cluster, find, [link, NodeB]),
     true = cluster:call(A, erlang, exit, [Before, kill]),
     cluster:await(fun() -> not lists:member(cluster:call(A, cluster, find, [link, NodeB]),
@@ -481,7 +481,7 @@ session_over(_) ->
     [Link] = cluster:call(B, cluster, find, [link, NodeA]),
     true = cluster:call(B, erlang, exit, [Link, kill]),
     %% (It holds, and then opens the next session, as soon as it hears of the peer's next link.)
-    cluster:await(fun() -> maps:get(state, cluster:info(A, B)) =/= up end),
+    cluster:await_no_state(A, B, up),
     Caller = cluster:call(A, fun() ->
         spawn(fun() -> ok = trunkline:call(Server, {log, session_over, []}, infinity) end)
     end),

@@ -1092,10 +1092,7 @@ late_term(_) ->
     Suspender = cluster:call(A, fun() -> suspend_at_notice(To) end),
     cluster:call(B, cluster, stop_trunkline, []),
     true = cluster:call(A, fun() -> exit(Suspender, kill) end),
-    cluster:await(fun() ->
-                          #{state := State} = cluster:call(A, trunkline, info, [node(To)]),
-                          State =/= up
-                  end),
+    cluster:await_no_state(A, B, up),
     %% Behind what the lane has sent meanwhile.
     Got = cluster:call(A, fun() -> got(To) end),
     ct:log("~p", [Got]),
