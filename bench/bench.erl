@@ -2,8 +2,10 @@
 %% table for people, and one JSON object for programs as the last line.
 %%
 %% The machine is noisy, so that no figure stands alone: every round measures
-%% each variant once, one after the other (A B C A B C ...), and what counts is
-%% the median over the rounds and the ratio of medians of the same run.
+%% each variant once, one after the other (A B C, C B A, A B C ...), and what counts
+%% is the median over the rounds and the ratio of medians of the same run. Every second
+%% round goes backwards, because a variant may find what the one before it has left
+%% behind: memory, say, that is fresh or not.
 %%
 %% In the environment, ROUNDS is how many rounds there are, and SECONDS how long
 %% one measurement takes, more or less.
@@ -83,8 +85,12 @@ in_turn(Rounds, Variants) ->
 all_in_turn(Variants) -> all_in_turn(rounds(), Variants).
 
 all_in_turn(Rounds, Variants) ->
-    Measured = [{Variant, F()} || _ <- lists:seq(1, Rounds), {Variant, F} <- Variants],
+    Measured = [{Variant, F()} || Round <- lists:seq(1, Rounds),
+                                  {Variant, F} <- in_order(Round, Variants)],
     [{Variant, [V || {V1, V} <- Measured, V1 =:= Variant]} || {Variant, _} <- Variants].
+
+in_order(Round, Variants) when Round rem 2 =:= 1 -> Variants;
+in_order(_, Variants) -> lists:reverse(Variants).
 
 %% Turns a measurement of N things, which answers how many there were a second
 %% (or a list that starts with it), into one with an N that takes as long as it
@@ -207,7 +213,8 @@ set_socket(Node, Variant) ->
     is_plain(Variant) orelse trunkline_socket:tune_distribution(Node),
     ok.
 
-is_plain(Variant) -> lists:member(Variant, [stock, tuned, stock_bbr, rpc, relay, sketch, qr]).
+is_plain(Variant) ->
+    lists:member(Variant, [stock, again, tuned, stock_bbr, rpc, relay, sketch, qr]).
 
 %% In every process of these nodes, so that no measurement pays for the large
 %% binaries of the one before.
@@ -376,6 +383,7 @@ title(Variant, Variants) ->
 
 name(same) -> "same node, !";
 name(stock) -> "!";
+name(again) -> "!, once more";
 name(tuned) -> "!, delay_send";
 name(sketch) -> "the sketch";
 name(qr) -> "qr (100 messages, 200 ms)";

@@ -5,7 +5,7 @@
 %% it is worse. Of times, less is better.
 -module(bench_sweep_page).
 
--export([write/1, name/1, ratio/3]).
+-export([write/1, name/1, ratio/4]).
 
 -export_type([result/0]).
 
@@ -27,13 +27,13 @@ name(#{group := Group, row := "", column := Column}) -> lists:concat([Group, ", 
 name(#{group := Group, row := Row, column := Column}) ->
     lists:concat([Group, ", ", Row, ", ", Column]).
 
-%% Trunkline's median to that variant's. (In a very short measurement a processor's clock may not
+%% One variant's median to that of another. (In a very short measurement a processor's clock may not
 %% have ticked.)
--spec ratio(string(), bench:variant(), result()) -> float() | none.
-ratio(Unit, Base, #{figures := Figures}) ->
+-spec ratio(string(), bench:variant(), Base :: bench:variant(), result()) -> float() | none.
+ratio(Unit, Variant, Base, #{figures := Figures}) ->
     Variants = maps:get(Unit, Figures, []),
-    case [bench:median(Values) || V <- [trunkline, Base], {V1, Values} <- Variants, V1 =:= V] of
-        [Ours, Other] when Ours > 0, Other > 0 -> Ours / Other;
+    case [bench:median(Values) || V <- [Variant, Base], {V1, Values} <- Variants, V1 =:= V] of
+        [One, Other] when One > 0, Other > 0 -> One / Other;
         _ -> none
     end.
 
@@ -59,34 +59,39 @@ page(Results) ->
                    [erlang:system_info(otp_release), erlang:system_info(schedulers_online),
                     bench:rounds()]),
      "Each field is Trunkline's figure divided by that of the variant that the heading names. "
-     "Green is as good or better. Of processor time and latency, less is better.</p>\n",
-     [["<h2>", Title, "</h2>\n", [svg([map(Group, Of, 0, 0, Unit, Base)])
-                                  || {Group, Of} <- groups(Unit, Base, Results)]]
-      || {Title, Unit, Base} <- maps(), groups(Unit, Base, Results) =/= []],
-     "<h2>All figures</h2>\n", [table(Unit, Results) || {_, Unit, stock} <- maps()],
+     "Green is as good or better. Of processor time and latency, less is better. "
+     "<code>!</code> is measured twice in each round: the ratio of the two is noise.</p>\n",
+     [["<h2>", Title, "</h2>\n", [svg([map(Group, Of, 0, 0, Unit, {Variant, Base})])
+                                  || {Group, Of} <- groups(Unit, Variant, Base, Results)]]
+      || {Title, Unit, Variant, Base} <- maps(), groups(Unit, Variant, Base, Results) =/= []],
+     "<h2>All figures</h2>\n", [table(Unit, Results) || {_, Unit, trunkline, stock} <- maps()],
      "</html>\n"].
 
 maps() ->
-    [{"How many a second, divided by that of <code>!</code>", "a second", stock},
+    [{"How many a second, divided by that of <code>!</code>", "a second", trunkline, stock},
      {"Processor time of both nodes, divided by that of <code>!</code>",
-      "us of both nodes' processors", stock},
-     {"Latency, p50, divided by that of <code>!</code>", "us p50", stock},
-     {"Latency, p99, divided by that of <code>!</code>", "us p99", stock},
+      "us of both nodes' processors", trunkline, stock},
+     {"<code>!</code> measured once more, divided by <code>!</code>: how many a second", "a second",
+      again, stock},
+     {"The same: processor time", "us of both nodes' processors", again, stock},
+     {"Latency, p50, divided by that of <code>!</code>", "us p50", trunkline, stock},
+     {"Latency, p99, divided by that of <code>!</code>", "us p99", trunkline, stock},
      {"How many a second, divided by that of <code>!</code> with <code>delay_send</code>",
-      "a second", tuned},
-     {"How many a second, divided by that within one node", "a second", same},
-     {"How many a second, divided by that of the sketch", "a second", sketch}].
+      "a second", trunkline, tuned},
+     {"How many a second, divided by that within one node", "a second", trunkline, same},
+     {"How many a second, divided by that of the sketch", "a second", trunkline, sketch}].
 
 %% In the order in which they were measured, those that have such a figure.
-groups(Unit, Base, Results) ->
-    Names = unique([Group || #{group := Group} = R <- Results, ratio(Unit, Base, R) =/= none]),
+groups(Unit, Variant, Base, Results) ->
+    Names = unique([Group || #{group := Group} = R <- Results,
+                             ratio(Unit, Variant, Base, R) =/= none]),
     [{Name, [R || #{group := Group} = R <- Results, Group =:= Name]} || Name <- Names].
 
 unique([]) -> [];
 unique([H | T]) -> [H | unique([X || X <- T, X =/= H])].
 
 table(Unit, Results) ->
-    Variants = [same, stock, tuned, sketch, trunkline],
+    Variants = [same, stock, again, tuned, sketch, trunkline],
     ["<h3>", Unit, ", median (lowest .. highest)</h3>\n<table><tr><th></th>",
      [["<th>", escape(variant(V)), "</th>"] || V <- Variants], "</tr>\n",
      [["<tr><td>", escape(name(R)), "</td>",
@@ -96,6 +101,7 @@ table(Unit, Results) ->
 
 variant(same) -> "same node";
 variant(stock) -> "!";
+variant(again) -> "! once more";
 variant(tuned) -> "! with delay_send";
 variant(sketch) -> "the sketch";
 variant(trunkline) -> "Trunkline".
@@ -115,10 +121,10 @@ picture(Results) ->
              {"us of both nodes' processors", "processor time / !"}],
     {Maps, _} = lists:mapfoldl(
                   fun({Group, Of}, Y) ->
-                          {[map([Group, ": ", Title], Of, X, Y, Unit, stock)
+                          {[map([Group, ": ", Title], Of, X, Y, Unit, {trunkline, stock})
                             || {X, {Unit, Title}} <- lists:zip([0, ?SECOND], Units)],
                            Y + height(Of)}
-                  end, 0, groups("a second", stock, Results)),
+                  end, 0, groups("a second", trunkline, stock, Results)),
     svg(Maps).
 
 %% Each map is {Width, Height, What is drawn}.
@@ -138,7 +144,7 @@ columns(Results) -> unique([Column || #{column := Column} <- Results]).
 
 height(Results) -> ?TOP + ?HEIGHT * length(rows(Results)) + 14.
 
-map(Title, Results, X, Y, Unit, Base) ->
+map(Title, Results, X, Y, Unit, {Variant, Base}) ->
     Rows = rows(Results),
     Columns = columns(Results),
     Place = fun(Name, Names) -> length(lists:takewhile(fun(N) -> N =/= Name end, Names)) end,
@@ -149,7 +155,7 @@ map(Title, Results, X, Y, Unit, Base) ->
       [text(X + 4, Y + 18, "start", " font-weight=\"bold\"", Title),
        [text(Left(C) + ?WIDTH div 2, Y + ?TOP - 8, "middle", "", C) || C <- Columns],
        [text(X + ?LEFT - 8, Top(R) + 16, "end", "", R) || R <- Rows],
-       [field(Left(C), Top(R), ratio(Unit, Base, Result), Unit)
+       [field(Left(C), Top(R), ratio(Unit, Variant, Base, Result), Unit)
         || #{row := R, column := C} = Result <- Results]]}}.
 
 text(X, Y, Anchor, More, Text) ->
