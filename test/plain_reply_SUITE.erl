@@ -10,7 +10,7 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([granted/1, granted_when_seen/1, slow_or_seldom/1, message_before/1,
+-export([granted/1, granted_soon/1, granted_when_seen/1, slow_or_seldom/1, message_before/1,
          to_another/1, silence/1, sent_earlier/1,
          not_granted/1, not_granted_if_session_resumes/1, async_before/1, async_under_way/1,
          message_behind/1, server_ends/1, server_ends_while_busy/1, ends_without_reply/1,
@@ -27,7 +27,7 @@
 
 suite() -> [{timetrap, {minutes, 2}}].
 
-all() -> [granted, granted_when_seen, slow_or_seldom, message_before,
+all() -> [granted, granted_soon, granted_when_seen, slow_or_seldom, message_before,
           to_another, silence, sent_earlier, not_granted,
           not_granted_if_session_resumes, async_before, async_under_way, message_behind,
           server_ends, server_ends_while_busy, ends_without_reply, nothing_left, looks_go_on,
@@ -58,6 +58,14 @@ granted(A, B) ->
               Until(list, plain),
               Until(short, by_lane)
       end, [Pid, {?NAME, cluster:node_of(B)}]).
+
+%% One very long reply says enough of a server. The next call asks, and one of those that follow is
+%% the first with a plain reply.
+granted_soon(_) ->
+    on_all_ways(fun(A, B) ->
+                        Server = cluster:call(B, ?MODULE, start, []),
+                        ok = cluster:call(A, ?MODULE, until, [Server, very_long, plain, 6])
+                end).
 
 %% A server may have looked before it was watched, and send something unseen, until it has had a
 %% request that came later. So there must have been a reply to such a request before the lane is
@@ -835,8 +843,11 @@ way(_) -> by_lane.
 
 make(short, Way) -> {short, Way};
 make(list, Way) -> rows(Way);
+make(very_long, Way) -> rows(10_000, Way);
 make({binary, Bytes}, plain) -> binary:copy(<<1>>, Bytes);
 make({binary, Bytes}, by_lane) -> binary:copy(<<0>>, Bytes).
 
 %% 64 kB
-rows(Way) -> [#{way => Way, number => N, name => <<"name">>} || N <- lists:seq(1, 1500)].
+rows(Way) -> rows(1500, Way).
+
+rows(Many, Way) -> [#{way => Way, number => N, name => <<"name">>} || N <- lists:seq(1, Many)].

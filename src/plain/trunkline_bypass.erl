@@ -197,7 +197,7 @@ weighed(Server, IsLong, N, Bypass) ->
 sampled(Message, Ix, Bypass) ->
     %% (A hash, because messages of different kinds may take turns.)
     case erlang:phash2(atomics:get(Bypass, ?STARTED(Ix)), ?SAMPLE) of
-        0 -> ?SAMPLE * trunkline_gate:charge(Message);
+        0 -> ?SAMPLE * trunkline_shape:charge(trunkline_shape:size(Message));
         _ -> 0
     end.
 

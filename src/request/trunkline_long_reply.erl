@@ -20,6 +20,10 @@
 -define(SAMPLE_PLAIN, 128).
 %% A request that was asked in vain counts as so many short replies: those that follow do not ask.
 -define(NOT_GRANTED, 4).
+%% A very long reply, which takes so many words, counts as so many long ones: by lane it needs twice
+%% the CPU time.
+-define(VERY_LONG, 65_536).
+-define(COUNTS_AS, 8).
 
 %% The request of the calling process, which waits for the reply, and watches that inlet. And how
 %% many replies this one stands for, if it should be weighed. (To do anything with a long reply,
@@ -58,7 +62,11 @@ may_ask(_, _, _) ->
 
 %% The reply stands for so many of that server.
 -spec weigh(node(), trunkline_command:server(), Reply :: term(), pos_integer()) -> ok.
-weigh(Node, Server, Reply, N) -> weighed(Node, Server, is_long(Reply), N).
+weigh(Node, Server, Reply, N) ->
+    case is_long(Reply) of
+        true -> weighed(Node, Server, true, counts_as(Reply) * N);
+        false -> are_short(Node, Server, N)
+    end.
 
 are_short(Node, Server, N) -> weighed(Node, Server, false, N).
 
@@ -66,6 +74,12 @@ weighed(Node, Server, IsLong, N) ->
     case trunkline_route:lookup(Node) of
         #route{bypass = Bypass} -> trunkline_bypass:weighed(Server, IsLong, N, Bypass);
         none -> ok
+    end.
+
+counts_as(Reply) ->
+    case trunkline_shape:takes(?VERY_LONG, Reply) of
+        true -> ?COUNTS_AS;
+        false -> 1
     end.
 
 %% (Shorter binaries gain by batches, and longer ones as large messages.)
