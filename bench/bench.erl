@@ -11,7 +11,8 @@
 %% one measurement takes, more or less.
 -module(bench).
 
--export([run/1, rounds/0, seconds/0, in_turn/1, in_turn/2, all_in_turn/1, sized/1, sized/2]).
+-export([run/1, rounds/0, seconds/0, in_turn/1, in_turn/2, all_in_turn/1, all_in_turn/3]).
+-export([sized/1, sized/2]).
 -export([start_peer/1, stop_peer/1, await_up/2, lanes_on/2, bulk_on/2, resume_for/2, tune/2]).
 -export([poll/2, set_socket/2, collect_garbage/0, collect_garbage/1]).
 -export([processors/1, used/1, log_briefly/0]).
@@ -31,6 +32,8 @@
 
 %% OTP's defaults for inet:setopts/2 of what Trunkline sets: bytes.
 -define(DEFAULTS, [{buffer, 1460}, {high_watermark, 8192}, {low_watermark, 4096}]).
+%% However long they take.
+-define(LEAST_ROUNDS, 5).
 %% Of a term in the log.
 -define(DEPTH, 50).
 %% For lanes to open, ms.
@@ -84,10 +87,28 @@ in_turn(Rounds, Variants) ->
 -spec all_in_turn([{variant(), fun(() -> T)}]) -> [{variant(), [T]}].
 all_in_turn(Variants) -> all_in_turn(rounds(), Variants).
 
-all_in_turn(Rounds, Variants) ->
-    Measured = [{Variant, F()} || Round <- lists:seq(1, Rounds),
-                                  {Variant, F} <- in_order(Round, Variants)],
+all_in_turn(Rounds, Variants) -> all_in_turn(Rounds, infinity, Variants).
+
+%% The same, but after five rounds none begins later than so many seconds after the first.
+-spec all_in_turn(pos_integer(), number() | infinity, [{variant(), fun(() -> T)}]) ->
+          [{variant(), [T]}].
+all_in_turn(Rounds, Seconds, Variants) ->
+    Until = case Seconds of
+                infinity -> infinity;            % later than any time
+                _ -> erlang:monotonic_time(millisecond) + round(1000 * Seconds)
+            end,
+    Measured = round_by_round(1, Rounds, Until, Variants),
     [{Variant, [V || {V1, V} <- Measured, V1 =:= Variant]} || {Variant, _} <- Variants].
+
+round_by_round(Round, Rounds, Until, Variants) ->
+    case Round > Rounds
+        orelse Round > ?LEAST_ROUNDS andalso erlang:monotonic_time(millisecond) >= Until of
+        true ->
+            [];
+        false ->
+            Measured = [{Variant, F()} || {Variant, F} <- in_order(Round, Variants)],
+            Measured ++ round_by_round(Round + 1, Rounds, Until, Variants)
+    end.
 
 in_order(Round, Variants) when Round rem 2 =:= 1 -> Variants;
 in_order(_, Variants) -> lists:reverse(Variants).

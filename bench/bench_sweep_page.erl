@@ -55,7 +55,7 @@ page(Results) ->
      "text-align:right}td:first-child,th:first-child{text-align:left}"
      "svg{margin:0 2em 1em 0;vertical-align:top}</style>\n"
      "<h1>The whole field</h1>\n<p>",
-     io_lib:format("OTP ~s, ~b schedulers, ~b rounds; medians. ",
+     io_lib:format("OTP ~s, ~b schedulers, up to ~b rounds; medians. ",
                    [erlang:system_info(otp_release), erlang:system_info(schedulers_online),
                     bench:rounds()]),
      "Each field is Trunkline's figure divided by that of the variant that the heading names. "
