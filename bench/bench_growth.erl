@@ -198,7 +198,7 @@ together(Funs) ->
 
 names(Nodes) -> [Name || {_, Name} <- Nodes].
 
-%% Trunkline begins anew at these nodes, or ends.
+%% Trunkline starts again at these nodes, or ends.
 set(Variant, Nodes) ->
     _ = at_all(Nodes, logger, set_primary_config, [level, none]),       % "stopped"
     _ = at_all(Nodes, application, stop, [trunkline]),

@@ -6,7 +6,7 @@
 %% metrics each second. Those who read over HTTP are in a third node, whose time is not counted.
 %%
 %% (Telemetry is a stand-in with one handler. It is there when Trunkline starts, or it is not, so
-%% each measurement starts Trunkline anew, also the two that nobody looks at.)
+%% each measurement starts Trunkline again, also the two that nobody looks at.)
 -module(bench_observed).
 
 -export([main/0]).
@@ -57,7 +57,7 @@ started(Variant, Node) ->
     ok = bench:await_up(node(), Node),
     Addresses.
 
-%% Starts Trunkline anew. The page's address, if there is one.
+%% Starts Trunkline again. The page's address, if there is one.
 -spec start(observed | unobserved | unobserved_again) -> string() | none.
 start(Variant) ->
     ok = logger:set_primary_config(level, none),       % "stopped"

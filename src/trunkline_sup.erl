@@ -15,7 +15,7 @@
 %%      ├── trunkline_inboxes
 %%      ├── trunkline_monitors
 %%      ├── trunkline_adopter
-%%      └── trunkline_web_server, if somebody looks at the page
+%%      └── trunkline_web_server, while the page is served
 %%
 %% Users' handlers run in trunkline_events, and may kill it with each event. Therefore it has a
 %% supervisor of its own. That one is temporary, so that nothing else is restarted when it ends, and

@@ -12,7 +12,7 @@
 %% What has gone past the lane, by plain distribution, is reported by the next batch. This batch
 %% goes by the distribution as well, behind these messages, and the inlet delivers no later batch
 %% before it. Nor may news of a sender's end overtake what that sender was sending. So as long as
-%% anybody may be sending, all batches go by the distribution. While nothing is in flight, a mark
+%% any sender may be sending, all batches go by the distribution. While nothing is in flight, a mark
 %% lets senders bypass the lane (trunkline_bypass).
 %%
 %% This module is a part of the lane, which calls it, and gets the messages of its connections.

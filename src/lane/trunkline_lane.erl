@@ -705,7 +705,7 @@ sent_plain(Ref, #lane{questions = Questions, batches = Batches, mode = Mode, sta
                              batches = trunkline_batches:passed(1, Batches)});
         {unknown, _} ->
             %% Its turn was in an earlier session. It may be lost, or still be under way.
-            _ = is_anew(Mode) andalso trunkline_stats:add(Stats, peer, lost_unconfirmed, 1),
+            _ = was_lost(Mode) andalso trunkline_stats:add(Stats, peer, lost_unconfirmed, 1),
             case Mode =:= hold orelse trunkline_batches:takes_turns(Batches) of
                 true -> to_report(S#lane{batches = trunkline_batches:passed(1, Batches)});
                 false -> trunkline_stats:add(Stats, {lane, Ix}, messages, 1), S
@@ -713,9 +713,9 @@ sent_plain(Ref, #lane{questions = Questions, batches = Batches, mode = Mode, sta
     end.
 
 %% Whether the connection of an earlier session has been lost.
-is_anew(absent) -> true;
-is_anew({send, _}) -> true;
-is_anew(_) -> false.
+was_lost(absent) -> true;
+was_lost({send, _}) -> true;
+was_lost(_) -> false.
 
 %% Reports what has gone past the lane.
 report(#lane{mode = {send, _}, questions = Questions, batches = Batches} = S) ->

@@ -249,7 +249,7 @@
          leaving = none :: none | drain | stop,
          has_begun = false :: boolean(),
          callers = [] :: [reference()],
-         %% The effect patience is in force (and need not begin anew).
+         %% The effect patience is in force (and need not begin again).
          is_patient = false :: boolean(),
          effects = [] :: [effect()]}).               % of this step, the last one first
 -opaque session() :: #session{}.

@@ -67,7 +67,7 @@
          %% The counts at the last tick.
          last = {0, 0} :: counts(),
          unreported = 0 :: non_neg_integer(),
-         %% Whether it has given up somebody since a batch last went by the distribution.
+         %% Whether it has given up a sender since a batch last went by the distribution.
          follow = false :: boolean()}).
 -opaque past() :: #past{}.
 -type counts() :: {Started :: non_neg_integer(), Sent :: non_neg_integer()}.
@@ -317,7 +317,7 @@ unreported(#past{unreported = N}) -> N.
 -spec reported(past()) -> past().
 reported(Past) -> Past#past{unreported = 0}.
 
-%% Whether the next batch must go by the distribution: it reports something, or somebody has been
+%% Whether the next batch must go by the distribution: it reports something, or a sender has been
 %% given up. (A sender that is killed may be suspended, with its message in the distribution's queue
 %% already. News of its end must not overtake that message.)
 -spec must_follow(past()) -> boolean().

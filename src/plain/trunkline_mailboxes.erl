@@ -100,7 +100,7 @@ receiver({reply, _, Pid}) -> Pid;
 receiver(Command) when is_tuple(Command) -> element(2, Command);
 receiver(To) -> To.
 
-%% A sender's question about that addressee has been answered. `go' and `no': somebody has looked.
+%% A sender's question about that addressee has been answered. `go' and `no': the peer has looked.
 -spec know(trunkline_in_turn:addressee(), go | no | nothing, mailboxes()) -> mailboxes().
 know(To, What, M) ->
     Receiver = receiver(To),

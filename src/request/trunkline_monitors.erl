@@ -175,7 +175,7 @@ handle_call(_, _, S) ->
 
 -spec handle_cast(term(), #overseer{}) -> {noreply, #overseer{}}.
 handle_cast({connected, Node}, S) ->
-    _ = mark_anew(Node),
+    _ = update_mark(Node),
     {noreply, to_lanes(Node, S)};
 handle_cast(Unexpected, S) ->
     ok = trunkline_process:unexpected(?MODULE, Unexpected),
@@ -254,7 +254,7 @@ mark(Session, Node) ->
 
 %% Updates the mark of a session. If there is no connection now, the session will come up again
 %% later.
-mark_anew(Node) ->
+update_mark(Node) ->
     case {trunkline_peers:session(Node), trunkline_process:controller(Node)} of
         {Inlets, Controller} when is_tuple(Inlets), Controller =/= none ->
             case ets:lookup(?WATCHED, element(1, Inlets)) of
@@ -414,7 +414,7 @@ lanes_of(Node) ->
     end.
 
 %% Each monitor takes its caller's lane, so that it keeps its place among the caller's messages. It
-%% is in the lane before its row says so: whoever finds it there may cancel it behind that, and if
+%% is in the lane before its row says so: who finds it there may cancel it behind that, and if
 %% this process is killed in between, its successor does both.
 move_to_lanes(Monitors, From, Inlets, Route) ->
     lists:filter(fun({Caller, Ref, Object} = Monitor) ->
