@@ -7,7 +7,7 @@
 -include("../src/gate/trunkline_route.hrl").
 
 -export([all/0, suite/0]).
--export([past/1, past_again/1, not_past/1, not_again/1, many/1, burst/1, long_calls/1,
+-export([past/1, binaries/1, past_again/1, not_past/1, not_again/1, many/1, burst/1, long_calls/1,
          order_of_requests/1, order_of_replies/1, reply_waits/1, request_after_timeout/1,
          server_ends/1, last_replies/1, nothing_left/1, large_replies/1, stopped_and_started/1,
          links_killed/1, session_over/1, connection_lost/1]).
@@ -18,9 +18,9 @@
 
 suite() -> [{timetrap, {minutes, 2}}].
 
-all() -> [past, past_again, not_past, not_again, many, burst, long_calls, order_of_requests,
-          order_of_replies, reply_waits, request_after_timeout, server_ends, last_replies,
-          nothing_left, large_replies, stopped_and_started, links_killed, session_over,
+all() -> [past, binaries, past_again, not_past, not_again, many, burst, long_calls,
+          order_of_requests, order_of_replies, reply_waits, request_after_timeout, server_ends,
+          last_replies, nothing_left, large_replies, stopped_and_started, links_killed, session_over,
           connection_lost].
 
 %% --- which calls ----------------------------------------------------------------------
@@ -35,10 +35,27 @@ past(_) ->
                || To <- [Server, {?NAME, cluster:node_of(B)}], Callers <- [1, 4]]
       end).
 
-await_past(A, B, To, Callers) ->
+%% Binaries go past the lanes, too, as requests and replies, unless they are large.
+binaries(_) ->
+    Binary = binary:copy(<<7>>, 60_000),
+    on_all_ways(fun(A, B) ->
+                        Server = cluster:call(B, ?MODULE, start, [?NAME]),
+                        await_past(A, B, Server, 1, Binary)
+                end),
+    {A, B} = cluster:pair([{large_bytes, 50_000}]),
+    Server = cluster:call(B, ?MODULE, start, [?NAME]),
+    Before = counts(A, B),
+    ok = calls(A, Server, 1, 200, Binary, []),
+    [{Sent, _}, {Back, _}] = Counts = lists:zipwith(fun minus/2, counts(A, B), Before),
+    ?assert(Sent >= 200 andalso Back >= 200, Counts),
+    cluster:stop_all([A, B]).
+
+await_past(A, B, To, Callers) -> await_past(A, B, To, Callers, []).
+
+await_past(A, B, To, Callers, Payload) ->
     cluster:await(fun() ->
                           Before = counts(A, B),
-                          ok = calls(A, To, Callers, 200),
+                          ok = calls(A, To, Callers, 200, Payload, []),
                           [case Now of
                                {Batches, Messages}
                                  when Messages >= 180 * Callers, Batches =< 20 * Callers -> true;
@@ -57,13 +74,15 @@ counts(A, B) ->
 
 minus({A, B}, {C, D}) -> {A - C, B - D}.
 
-calls(A, To, Callers, Each) -> calls(A, To, Callers, Each, []).
+calls(A, To, Callers, Each) -> calls(A, To, Callers, Each, [], []).
 
-calls(A, To, Callers, Each, Options) ->
+%% Each call is answered with its number and the payload.
+calls(A, To, Callers, Each, Payload, Options) ->
     cluster:call(A, fun() ->
         Refs = [begin
                     {_, Ref} = spawn_opt(fun() ->
-                        [N = trunkline:call(To, {echo, N}) || N <- lists:seq(1, Each)],
+                        [{N, Payload} = trunkline:call(To, {echo, {N, Payload}})
+                         || N <- lists:seq(1, Each)],
                         exit(done)
                     end, [monitor | Options]),
                     Ref
@@ -98,7 +117,7 @@ not_past(_) ->
               {A, B} = cluster:pair(Env),
               Server = cluster:call(B, ?MODULE, start, [?NAME]),
               [{Sent, _}, {Back, _}] = Before = counts(A, B),
-              ok = calls(A, Server, 1, 200, Options),
+              ok = calls(A, Server, 1, 200, [], Options),
               [{Sent1, _}, {Back1, _}] = counts(A, B),
               ?assert(Sent1 - Sent >= 200 andalso Back1 - Back >= 200, {Before, Sent1, Back1}),
               cluster:stop_all([A, B])
@@ -375,7 +394,7 @@ left(A, B) ->
         [{marked, Ix} || Ix <- lists:seq(1, 1024), atomics:get(Bypass, Ix) =/= 0]
     end) ++ [Inlet || Inlet <- Inlets, cluster:is_awaited(Inlet, B)].
 
-%% Only short replies go so. Binaries are not long by themselves, and some are large messages.
+%% Only replies that the distribution sends whole go so. Some of the others are large messages.
 large_replies(_) ->
     {A, B} = cluster:pair([]),
     Server = cluster:call(B, ?MODULE, start, [?NAME]),
@@ -384,7 +403,7 @@ large_replies(_) ->
     [{_, _}, {BeforeBack, _}] = counts(A, B),
     ok = cluster:call(A, fun() ->
         [Bytes = byte_size(trunkline:call(Server, {binary, Bytes}))
-         || Bytes <- [5_000_000, 20_000_000, 200_000, 20_000, 5000], _ <- lists:seq(1, 4)],
+         || Bytes <- [5_000_000, 20_000_000, 200_000, 100_000, 64_500], _ <- lists:seq(1, 4)],
         ok
     end),
     #{large := #{messages := Now}} = cluster:info(B, A),

@@ -490,7 +490,7 @@ send_parcel(To, Wrap, Parcel, Options, #lane{stats = Stats}) ->
 %% --- replies --------------------------------------------------------------------
 
 replied(Size, Request, Reply, S) ->
-    case trunkline_replies:weight(Size, Request, Reply) of
+    case trunkline_replies:weight(Size, Request, Reply, S#lane.replies) of
         short ->
             reply_by_lane(Size, Request, Reply, S);
         Weight ->

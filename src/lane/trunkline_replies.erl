@@ -39,7 +39,7 @@
 -moduledoc false.
 
 -export([new/1, event/2]).
--export([request/1, weight/3, way/3, send/5, first/3]).
+-export([request/1, weight/4, way/3, send/5, first/3]).
 -export([enter/6, enter_term/5, left/1]).
 
 -export_type([replies/0, request/0, before/0, way/0, event/0]).
@@ -56,14 +56,14 @@
 %% than HEAVY_FROM bytes as a message.)
 -define(HEAVY_WORDS, 4000).
 -define(HEAVY_FROM, 2000).
-%% Bytes. Others of the short ones may be binaries of any size.
--define(PAST_BELOW, 4096).
+%% Bytes. (The distribution sends what is longer in fragments.)
+-define(PAST_BELOW, 64_512).
 
 %% What has become of all that the server may have sent before: it is still in the lane (or on its
 %% way beside it), a fence has been sent behind it, it is in flight, or it has been delivered.
 -type before() :: queued | fenced | in_flight | arrived.
 -type way() :: now | fence | term | ask | next | by_lane.
-%% `past': it is short, of less than PAST_BELOW, and few callers call.
+%% `past': it is short, of less than PAST_BELOW and not large, and few callers call.
 -type weight() :: short | past | heavy | long.
 %% What servers and waiters tell the lane: see trunkline_throttle.
 -type event() :: {{stopped, reference()}, term()}
@@ -118,12 +118,12 @@ request({Caller, {Pid, Server, past}, Agent}) -> {Caller, {Pid, Server}, Agent};
 request(Request) -> Request.
 
 %% What a reply of that size is. A short one is as fast by lane, if many callers call.
--spec weight(trunkline_shape:size(), tag(), Reply :: term()) -> weight().
-weight(Size, {_, Between, _}, Reply) ->
+-spec weight(trunkline_shape:size(), tag(), Reply :: term(), replies()) -> weight().
+weight(Size, {_, Between, _}, Reply, #replies{large = Large}) ->
     Charge = trunkline_shape:charge(Size),
     case weight_of(Charge, Size, Reply) of
         short when tuple_size(Between) =:= 3 ->
-            case trunkline_gate:bytes(Charge) < ?PAST_BELOW of
+            case Charge < min(trunkline_gate:limit(?PAST_BELOW), Large) of
                 true -> past;
                 false -> short
             end;

@@ -22,8 +22,8 @@
 
 -export([started/2, hand_over/5]).
 
-%% Bytes. Longer requests do not gain by it.
--define(SHORT, 4096).
+%% Bytes. (The distribution sends what is longer in fragments.)
+-define(SHORT, 64_512).
 
 %% A call begins that stands for N, as to how many are under way. Only some are measured, and none
 %% that may have a plain reply: these take long.
@@ -80,7 +80,7 @@ send(none, _, _, _) ->
 send_few(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Inlet, Past, Request) ->
     Ix = ?LANE_OF(self(), Lanes),
     case trunkline_in_turn:is_near(Stats) andalso trunkline_process:is_on_heap(self())
-        andalso not trunkline_owed:is_watched(Ix, Bypass) andalso is_short(Request)
+        andalso not trunkline_owed:is_watched(Ix, Bypass) andalso is_short(Request, Route)
         andalso trunkline_in_turn:send_request(Route, Ix, Inlet, Past, Request) of
         ok ->
             ok;
@@ -93,5 +93,6 @@ send_few(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Inlet, P
             no
     end.
 
-is_short(Request) ->
-    trunkline_shape:weight(Request) =:= light andalso erlang:external_size(Request) < ?SHORT.
+is_short(Request, #route{large = Large}) ->
+    trunkline_shape:weight(Request) =:= light
+        andalso trunkline_gate:charge(Request) < min(trunkline_gate:limit(?SHORT), Large).
