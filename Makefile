@@ -63,7 +63,7 @@ options: ## the options in docs/operate/configuration.md, from src/trunkline_opt
 	rebar3 compile
 	ERL_LIBS=_build/default/lib tools/options docs/operate/configuration.md
 
-bench-sweep: ## every size, number of senders and kind of request, twenty minutes; SHORT=1: the corners, three minutes
+bench-sweep: ## every size, number of senders and kind of request, half an hour; SHORT=1: the corners, three minutes
 bench-flood: ## experiment 1: 200,000 processes ping another node
 bench-throughput: ## messages a second, one way
 bench-resume: ## the same with sessions that outlive their connection, and without
