@@ -7,9 +7,11 @@
 %%
 %% The variants of a case are measured in turn, ROUNDS times, and only ratios of their medians say
 %% something. How much of a ratio is noise says a control: `!' is measured twice, and its second
-%% figure divided by its first is `! / !'. Many short rounds have a quarter of the noise of a few
-%% long ones, because the machine is not as fast at one time as at another. SHORT=1 measures the corners in three minutes. ONLY="one way" takes the cases whose
-%% name begins so. With LANES=tcp, Trunkline's lanes have connections of their own.
+%% figure divided by its first is `! / !'. The rounds are many and short, because the machine is not
+%% as fast at one time as at another. (A case that takes long has fewer.)
+%%
+%% SHORT=1 measures the corners in three minutes. ONLY="one way" takes the cases whose name begins
+%% so. With LANES=tcp, Trunkline's lanes have connections of their own.
 %%
 %% Besides the table and the JSON object there is a page with heat maps, _build/sweep.html, and a
 %% picture, _build/sweep.svg (bench_sweep_page).

@@ -414,8 +414,8 @@ lanes_of(Node) ->
     end.
 
 %% Each monitor takes its caller's lane, so that it keeps its place among the caller's messages. It
-%% is in the lane before its row says so: who finds it there may cancel it behind that, and if
-%% this process is killed in between, its successor does both.
+%% is in the lane before its row says so: a process that finds it there may cancel it behind that,
+%% and if this process is killed in between, its successor does both.
 move_to_lanes(Monitors, From, Inlets, Route) ->
     lists:filter(fun({Caller, Ref, Object} = Monitor) ->
                          ok = force(Route, Object, Caller, Ref),
