@@ -20,8 +20,8 @@ suite() -> [{timetrap, {minutes, 2}}].
 
 all() -> [past, binaries, past_again, not_past, not_again, many, burst, long_calls,
           order_of_requests, order_of_replies, reply_waits, request_after_timeout, server_ends,
-          last_replies, nothing_left, large_replies, stopped_and_started, links_killed, session_over,
-          connection_lost].
+          last_replies, nothing_left, large_replies, stopped_and_started, links_killed,
+          session_over, connection_lost].
 
 %% --- which calls ----------------------------------------------------------------------
 
