@@ -81,13 +81,11 @@ in_turn(Variants) -> in_turn(rounds(), Variants).
 -spec in_turn(pos_integer(), [{variant(), fun(() -> T)}]) -> [{variant(), [T]}].
 in_turn(Rounds, Variants) ->
     _ = [F() || {_, F} <- Variants],
-    all_in_turn(Rounds, Variants).
+    all_in_turn(Rounds, infinity, Variants).
 
 %% The same, where each measurement has a first time of its own that does not count.
 -spec all_in_turn([{variant(), fun(() -> T)}]) -> [{variant(), [T]}].
-all_in_turn(Variants) -> all_in_turn(rounds(), Variants).
-
-all_in_turn(Rounds, Variants) -> all_in_turn(Rounds, infinity, Variants).
+all_in_turn(Variants) -> all_in_turn(rounds(), infinity, Variants).
 
 %% The same, but after five rounds none begins later than so many seconds after the first.
 -spec all_in_turn(pos_integer(), number() | infinity, [{variant(), fun(() -> T)}]) ->
@@ -404,7 +402,6 @@ title(Variant, Variants) ->
 
 name(same) -> "same node, !";
 name(stock) -> "!";
-name(again) -> "!, once more";
 name(tuned) -> "!, delay_send";
 name(sketch) -> "the sketch";
 name(qr) -> "qr (100 messages, 200 ms)";

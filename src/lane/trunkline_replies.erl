@@ -56,14 +56,12 @@
 %% than HEAVY_FROM bytes as a message.)
 -define(HEAVY_WORDS, 4000).
 -define(HEAVY_FROM, 2000).
-%% Bytes. (The distribution sends what is longer in fragments.)
--define(PAST_BELOW, 64_512).
 
 %% What has become of all that the server may have sent before: it is still in the lane (or on its
 %% way beside it), a fence has been sent behind it, it is in flight, or it has been delivered.
 -type before() :: queued | fenced | in_flight | arrived.
 -type way() :: now | fence | term | ask | next | by_lane.
-%% `past': it is short, of less than PAST_BELOW and not large, and few callers call.
+%% `past': it is short, the distribution sends it whole, and few callers call.
 -type weight() :: short | past | heavy | long.
 %% What servers and waiters tell the lane: see trunkline_throttle.
 -type event() :: {{stopped, reference()}, term()}
@@ -123,7 +121,7 @@ weight(Size, {_, Between, _}, Reply, #replies{large = Large}) ->
     Charge = trunkline_shape:charge(Size),
     case weight_of(Charge, Size, Reply) of
         short when tuple_size(Between) =:= 3 ->
-            case Charge < min(trunkline_gate:limit(?PAST_BELOW), Large) of
+            case trunkline_in_turn:is_whole(Charge, Large) of
                 true -> past;
                 false -> short
             end;

@@ -58,9 +58,9 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1]).
+-export([most_at_once/0, may_go_at_once/1, may_go_by_lane/1, is_long_reply/1, is_whole/2]).
 -export([is_near/1, are_terms_suited/2]).
--export([send/7, send_heavy/4, start_short/4, send_short/5, send_past/5, send_request/5]).
+-export([send/7, send_heavy/4, start_short/4, send_short/5, send_past/5, send_request/6]).
 -export([sent_direct/1, sent_for/3]).
 -export([ask_whether_arrived/2, ask_no_more/2, have_arrived/3]).
 -export([send_for_lane/6, send_short_reply/2]).
@@ -79,6 +79,8 @@
 -define(BINARY_FROM, 33_000).
 %% More than that, given to the distribution at once, would keep it busy.
 -define(AT_ONCE, 2_100_000).
+%% The distribution sends so much whole, and what is longer in fragments.
+-define(WHOLE, 64_512).
 %% Takes a lane 0.13 s if the network has 1 Gbit/s.
 -define(BY_LANE, 16_000_000).
 %% ms that a sender waits for its turn.
@@ -116,6 +118,11 @@ may_go_by_lane(Charge) -> trunkline_gate:bytes(Charge) =< ?BY_LANE.
 -spec is_long_reply(trunkline_gate:charge()) -> boolean().
 is_long_reply(Charge) ->
     trunkline_gate:bytes(Charge) >= ?REQUEST_FROM andalso may_go_by_lane(Charge).
+
+%% Whether the distribution sends it whole, where messages are large from that charge on. (A large
+%% one has connections of its own.)
+-spec is_whole(trunkline_gate:charge(), Large :: trunkline_gate:charge()) -> boolean().
+is_whole(Charge, Large) -> Charge < min(trunkline_gate:limit(?WHOLE), Large).
 
 %% Whether long terms should go to that peer by the distribution.
 -spec are_terms_suited(node(), trunkline_stats:stats()) -> boolean().
@@ -180,18 +187,19 @@ start_short(#route{bypass = Bypass} = Route, Ix, To, Charge) ->
     is_pid(To) andalso trunkline_bypass:is_quiet(Ix, Bypass)
         andalso bypasses(To, node(To), Ix, Charge, Route).
 
-%% Sends a short request straight to its agent, if nothing is ahead of it. If the distribution is
-%% busy it is not sent. The caller watches that inlet. It must be one of the agent's session: then
-%% the caller hears of it if the request is lost with that. (The lanes learn of the end of a session
-%% later than callers do.)
+%% Sends a request with that charge straight to its agent, if nothing is ahead of it. If the
+%% distribution is busy it is not sent. The caller watches that inlet. It must be one of the agent's
+%% session: then the caller hears of it if the request is lost with that. (The lanes learn of the
+%% end of a session later than callers do.)
 -spec send_request(trunkline_route:route(), Ix :: pos_integer(), Inlet :: pid(),
-                   trunkline_command:command(), Request :: term()) -> ok | no.
+                   trunkline_command:command(), Request :: term(), trunkline_gate:charge()) ->
+          ok | no.
 send_request(#route{gate = Gate, bypass = Bypass, agents = Agents} = Route, Ix, Inlet, Command,
-             Request) ->
+             Request, Charge) ->
     case trunkline_bypass:start(Gate, Ix, 0, Bypass) of
         true ->
             case send_agent(agent(Ix, Inlet, Agents), {past, Command, Request}) of
-                {ok, Node} -> bypassed(Route, Ix, Node, trunkline_gate:charge(Request));
+                {ok, Node} -> bypassed(Route, Ix, Node, Charge);
                 _ -> ok = trunkline_bypass:cancel(Ix, Bypass), no
             end;
         false ->

@@ -1,4 +1,4 @@
-%% Short requests past the lanes, while few callers call at a time.
+%% Requests past the lanes, while few callers call at a time.
 %%
 %% Each lane and each inlet is one more process that has to be woken. For many callers it is worth
 %% it, because of the batches; for a few it is not. So their requests go straight to the agent, an
@@ -21,9 +21,6 @@
 -include("../gate/trunkline_route.hrl").
 
 -export([started/2, hand_over/5]).
-
-%% Bytes. (The distribution sends what is longer in fragments.)
--define(SHORT, 64_512).
 
 %% A call begins that stands for N, as to how many are under way. Only some are measured, and none
 %% that may have a plain reply: these take long.
@@ -80,8 +77,9 @@ send(none, _, _, _) ->
 send_few(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Inlet, Past, Request) ->
     Ix = ?LANE_OF(self(), Lanes),
     case trunkline_in_turn:is_near(Stats) andalso trunkline_process:is_on_heap(self())
-        andalso not trunkline_owed:is_watched(Ix, Bypass) andalso is_short(Request, Route)
-        andalso trunkline_in_turn:send_request(Route, Ix, Inlet, Past, Request) of
+        andalso not trunkline_owed:is_watched(Ix, Bypass)
+        andalso trunkline_shape:weight(Request) =:= light
+        andalso send_light(Route, Ix, Inlet, Past, Request) of
         ok ->
             ok;
         no ->
@@ -93,6 +91,7 @@ send_few(#route{lanes = Lanes, bypass = Bypass, stats = Stats} = Route, Inlet, P
             no
     end.
 
-is_short(Request, #route{large = Large}) ->
-    trunkline_shape:weight(Request) =:= light
-        andalso trunkline_gate:charge(Request) < min(trunkline_gate:limit(?SHORT), Large).
+send_light(#route{large = Large} = Route, Ix, Inlet, Past, Request) ->
+    Charge = trunkline_gate:charge(Request),
+    trunkline_in_turn:is_whole(Charge, Large)
+        andalso trunkline_in_turn:send_request(Route, Ix, Inlet, Past, Request, Charge).
