@@ -375,6 +375,8 @@ bad_options(_) ->
      end || {Option, Bad} <- [{{trunkline_transform, [send, gen_servr]}, gen_servr},
                               {{trunkline_transform, erpc}, erpc},
                               {{trunkline_transform, [nowarn]}, nowarn}]],
+    "option trunkline_transform: the classes must be a list, as [erpc]; " ++ _ =
+        lists:flatten(trunkline_transform:format_error({bad_option, erpc})),
     %% With the line of the attribute.
     {error, [{_, [{{2, 2}, trunkline_transform, {bad_option, sned}}]}], []} =
         compile:forms(forms("-module(m).\n-compile({trunkline_transform, [sned]}).\n"

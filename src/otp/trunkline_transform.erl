@@ -498,7 +498,11 @@ format_error({unknown_arguments, {M, F, _}}) ->
 format_error({unknown_function, {M, _, _}}) ->
     io_lib:format("call of a function of ~w that is not named here: not transformed", [M]);
 format_error({bad_option, Bad}) ->
-    io_lib:format("option trunkline_transform: there is no class ~0tp; the classes are ~ts",
+    Wrong = case lists:member(Bad, all()) of
+                true -> "the classes must be a list, as [~0tp]";
+                false -> "there is no class ~0tp"
+            end,
+    io_lib:format("option trunkline_transform: " ++ Wrong ++ "; the classes are ~ts",
                   [Bad, lists:join(", ", [atom_to_list(Class) || Class <- all()])]).
 
 meaning(message) ->
