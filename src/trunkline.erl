@@ -726,10 +726,12 @@ The error is `badarg` for an unknown option, or a value that is out of range.
 ```
 ".
 -doc #{since => <<"0.6.0">>}.
--spec advise(advise_options()) -> [advice()].
+-spec advise(advise_options() | [proplists:property()]) -> [advice()].
 advise(Options) ->
-    trunkline_options:are_valid(trunkline_advise, Options) orelse ?BAD_ARGUMENT(badarg, [Options]),
-    trunkline_advise:advise(Options).
+    case trunkline_function_options:check(trunkline_advise, Options) of
+        {ok, Map} -> trunkline_advise:advise(Map);
+        error -> ?BAD_ARGUMENT(badarg, [Options])
+    end.
 
 -doc "
 Measures plain distribution and Trunkline in turn between this node and another one, in at most ten
@@ -757,10 +759,11 @@ range.
 ```
 ".
 -doc #{since => <<"0.6.0">>}.
--spec compare(node(), compare_options()) ->
+-spec compare(node(), compare_options() | [proplists:property()]) ->
           {ok, comparison()} | {error, compare_error()}.
 compare(Node, Options) ->
-    is_atom(Node) andalso Node =/= node()
-        andalso trunkline_options:are_valid(trunkline_compare, Options)
-        orelse ?BAD_ARGUMENT(badarg, [Node, Options]),
-    trunkline_compare:compare(Node, Options).
+    case is_atom(Node) andalso Node =/= node()
+        andalso trunkline_function_options:check(trunkline_compare, Options) of
+        {ok, Map} -> trunkline_compare:compare(Node, Map);
+        _ -> ?BAD_ARGUMENT(badarg, [Node, Options])
+    end.

@@ -75,7 +75,7 @@ advise(Options) ->
     print(Time, Nodes, Advice),
     Advice.
 
--spec options(term()) -> [trunkline_options:declared()].
+-spec options(term()) -> [trunkline_function_options:declared()].
 options(_) ->
     [{time, "an integer from 1 to 60000",
       fun(Ms) -> is_integer(Ms) andalso Ms >= 1 andalso Ms =< 60_000 end},

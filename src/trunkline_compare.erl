@@ -106,7 +106,7 @@ measured(Node, Options) ->
         Refused -> {error, Refused}
     end.
 
--spec options(term()) -> [trunkline_options:declared()].
+-spec options(term()) -> [trunkline_function_options:declared()].
 options(_) ->
     [{time, io_lib:format("an integer from 1000 to ~b", [?TIME]),
       fun(Ms) -> is_integer(Ms) andalso Ms >= 1000 andalso Ms =< ?TIME end},

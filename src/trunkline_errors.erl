@@ -94,7 +94,8 @@ kinds(close, 1) -> [own_inbox].
 -spec is_right(kind(), term()) -> boolean().
 is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_atom(Value);
 is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
-is_right(applications, Value) -> is_list_of(fun trunkline_beams:is_adoptable/1, Value);
+is_right(applications, Value) ->
+    is_list_of(fun trunkline_beams:is_adoptable/1, trunkline_beams:as_list(Value));
 is_right(nodes, Value) -> are_nodes(Value);
 is_right(list, Value) -> is_list(Value);
 is_right(proper_list, Value) -> is_list_of(fun(_) -> true end, Value);
@@ -115,7 +116,7 @@ is_right(manager, Value) -> not is_list(Value);
 is_right({send_options, More}, Value) ->
     is_list_of(fun(Option) -> lists:member(Option, [nosuspend, noconnect | More]) end, Value);
 is_right(top, Value) -> is_atom(Value) orelse is_right({options, trunkline_screen}, Value);
-is_right({options, Module}, Value) -> trunkline_options:are_valid(Module, Value);
+is_right({options, Module}, Value) -> trunkline_function_options:check(Module, Value) =/= error;
 is_right(time, Value) ->
     Value =:= infinity orelse is_integer(Value) andalso Value >= 0 andalso Value < 1 bsl 50;
 is_right(deadline, Value) -> trunkline_deadline:until(Value) =/= badarg;
@@ -144,13 +145,33 @@ is_suspicious(Kind) ->
     lists:member(Kind, [call_time, inbox, own_inbox, request, erpc_request, requests]).
 
 %% What is wrong with an argument, or what it should be.
-text(top, Value) when is_map(Value) ->
-    text({options, trunkline_screen}, Value);
-text({options, _}, Value) when not is_map(Value) ->
-    "not a map";
+text(top, Value) ->
+    case trunkline_function_options:to_map(Value) of
+        error -> "neither a node nor options";
+        Options -> text({options, trunkline_screen}, Options)
+    end;
 text({send_options, _}, Value) when not is_list(Value) ->
     "not a list";
-text({options, Module}, Options) ->
+text({options, Module}, Value) ->
+    case trunkline_function_options:to_map(Value) of
+        error -> "neither a map nor a property list";
+        Options -> wrong_option(Module, Options)
+    end;
+text(applications, Value) ->
+    case [{Name, Why} || {_, Name} <- numbered(trunkline_beams:as_list(Value), 1),
+                         Why <- [trunkline_beams:may_adopt(Name)], Why =/= true] of
+        [{Name, Why} | _] -> io_lib:format("~0tP ~ts", [Name, 20, unadoptable(Why, Name)]);
+        [] -> "not a list of applications"
+    end;
+text(destinations, [_ | _] = Value) ->
+    case [{N, To} || {N, To} <- numbered(Value, 1), not is_right(destination, To)] of
+        [{N, To} | _] -> io_lib:format("element ~b is not a destination: ~0tP", [N, To, 20]);
+        [] -> text(destinations)
+    end;
+text(Kind, _) ->
+    text(Kind).
+
+wrong_option(Module, Options) ->
     Declared = Module:options(Options),
     Names = [Name || {Name, _, _} <- Declared],
     Unknown = maps:keys(Options) -- Names,
@@ -166,14 +187,13 @@ text({options, Module}, Options) ->
         {[], [{password, _, What} | _]} -> ["option password must be ", What];
         {[], [{Name, Value, What} | _]} -> trunkline_options:wrong(Name, Value, What);
         {[], []} -> "invalid options"
-    end;
-text(destinations, [_ | _] = Value) ->
-    case [{N, To} || {N, To} <- numbered(Value, 1), not is_right(destination, To)] of
-        [{N, To} | _] -> io_lib:format("element ~b is not a destination: ~0tP", [N, To, 20]);
-        [] -> text(destinations)
-    end;
-text(Kind, _) ->
-    text(Kind).
+    end.
+
+unadoptable(no_name, _) -> "is not the name of an application";
+unadoptable(no_application, _) -> "is not in the code path";
+unadoptable(of_otp, Name) -> io_lib:format("belongs to OTP: write {otp, ~tw}", [Name]);
+unadoptable(not_of_otp, _) -> "is not an application of OTP that can be adopted";
+unadoptable(needed, _) -> "is an application that Trunkline itself needs".
 
 numbered([Element | Rest], N) -> [{N, Element} | numbered(Rest, N + 1)];
 numbered(_, _) -> [].                        % the list may be improper
@@ -182,8 +202,6 @@ text(atom) -> "not an atom";
 text(list) -> "not a list";
 text(proper_list) -> "not a list";
 text(server_name) -> "invalid server name";
-text(applications) ->
-    "an application of OTP (write {otp, Name}), one that Trunkline itself needs, or none";
 text(node) -> "not a node";
 text(other_node) -> "not another node";
 text(nodes) -> "not a list of nodes";
@@ -192,8 +210,7 @@ text(boolean) -> "not a boolean value";
 text(function) -> "not a fun that takes no arguments";
 text(count) -> "not a positive integer";
 text(own_inbox) -> "not an inbox of this node";
-text(inbox) -> "not an inbox";
-text(top) -> "neither a node nor a map";
+text(inbox) -> "not an inbox, or its node is without Trunkline";
 text(Kind) when Kind =:= destination; Kind =:= manager -> "invalid destination";
 text(destinations) -> "not a list of destinations";
 text({send_options, More}) ->

@@ -5,16 +5,13 @@
 %% With an invalid value the application does not start. The error is `{bad_option, Key, Value}',
 %% with a sentence that says what the value must be. Two nodes may have different settings:
 %% trunkline_handshake says which one counts.
-%%
-%% The options of single functions, as trunkline:compare/2, are declared where they are used, and
-%% checked here (are_valid/2).
 -module(trunkline_options).
 -moduledoc false.
 
 -export([load/0, check/1, defaults/0, explain/1, use/1, current/0, table/0, type/1, text/2]).
--export([ip_address/1, are_valid/2, wrong/3]).
+-export([ip_address/1, wrong/3]).
 
--export_type([options/0, type/0, declared/0]).
+-export_type([options/0, type/0]).
 
 -type options() ::
         #{lanes := 1..64,
@@ -43,9 +40,6 @@
 -type type() :: {integer | size | time, Least :: integer(), Most :: integer()}
               | {transport, [atom()]} | congestion_control
               | own_address | address | ports | port | applications.
-
-%% An option of a function: what a value must be, and whether it is that.
--type declared() :: {Name :: atom(), What :: iolist(), fun((term()) -> boolean())}.
 
 -type entry() :: #{name := atom(),
                    type := type(),
@@ -245,8 +239,8 @@ entry(Name) ->
 
 %% Checks a value, and returns it in the form that Trunkline uses.
 value({integer, Least, Most}, Value) -> in_range(Value, Least, Most);
-value({size, Least, Most}, Value) -> in_range(quantity(Value, size_units()), Least, Most);
-value({time, Least, Most}, Value) -> in_range(quantity(Value, time_units()), Least, Most);
+value({Kind, Least, Most}, Value) when Kind =:= size; Kind =:= time ->
+    in_range(trunkline_quantity:parse(Kind, Value), Least, Most);
 value({transport, Values}, Value) ->
     ok_if(lists:member(Value, Values)
           andalso (not lists:member(Value, [tcp, tls])
@@ -285,37 +279,6 @@ in_range(Value, Least, Most) ->
     ok_if(is_integer(Value) andalso Value >= Least andalso Value =< Most, Value).
 
 is_port_number(Port) -> is_integer(Port) andalso Port >= 0 andalso Port =< 65535.
-
-%% "64MB", <<"64 MB">>, "65536".
-quantity(Value, Units) when is_list(Value); is_binary(Value) ->
-    try
-        {N, Rest} = string:to_integer(string:trim(unicode:characters_to_list(Value))),
-        N * maps:get(string:lowercase(string:trim(Rest)), Units)
-    catch
-        error:_ -> error             % not a string, no number, or no such unit
-    end;
-quantity(Value, _) ->
-    Value.
-
-size_units() ->
-    #{"" => 1, "b" => 1, "kb" => 1 bsl 10, "mb" => 1 bsl 20, "gb" => 1 bsl 30,
-      "kib" => 1 bsl 10, "mib" => 1 bsl 20, "gib" => 1 bsl 30}.
-
-time_units() ->
-    #{"ms" => 1, "s" => 1000, "min" => 60_000, "h" => 3_600_000, "d" => ?DAY}.
-
-%% Whether a map has only options that the module declares, with such values. (What an option may be
-%% can depend on the others.)
--spec are_valid(module(), Options :: term()) -> boolean().
-are_valid(Module, Options) ->
-    Declared = Module:options(Options),
-    is_map(Options)
-        andalso lists:all(fun({Name, Value}) ->
-                                  case lists:keyfind(Name, 1, Declared) of
-                                      {_, _, IsValid} -> IsValid(Value);
-                                      false -> false
-                                  end
-                          end, maps:to_list(Options)).
 
 %% An address, or a string that is one.
 -spec ip_address(term()) -> inet:ip_address() | error.
@@ -392,14 +355,8 @@ offered(_) -> "".
 
 %% A value as people write it.
 -spec text(type(), term()) -> iolist().
-text({size, _, _}, Bytes) ->
-    quantity_text(Bytes, [{1 bsl 30, "GB"}, {1 bsl 20, "MB"}, {1 bsl 10, "KB"}, {1, "B"}]);
-text({time, _, _}, Ms) -> quantity_text(Ms, [{?DAY, "d"}, {1000, "s"}, {1, "ms"}]);
+text({Kind, _, _}, N) when Kind =:= size; Kind =:= time -> trunkline_quantity:text(Kind, N);
 text(_, Value) -> io_lib:format("~0tp", [Value]).
-
-quantity_text(N, Units) ->
-    {Factor, Unit} = hd([U || {F, _} = U <- Units, N rem F =:= 0, N >= F orelse F =:= 1]),
-    io_lib:format("\"~b~ts\"", [N div Factor, Unit]).
 
 %% --- options in use -----------------------------------------------------------------------
 

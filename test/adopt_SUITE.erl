@@ -84,7 +84,23 @@ reports(_) ->
                                   andalso length(Text) > 20
                       end, Left)),
     [?assertError(badarg, trunkline_adopt:report(Bad))
-     || Bad <- [no_such_app, stdlib, mnesia, {otp, shop}, [shop | x], "shop", 1]].
+     || Bad <- [no_such_app, stdlib, mnesia, {otp, shop}, [shop | x], "shop", 1]],
+    %% Which one, and why.
+    [?assertEqual({Bad, Said}, {Bad, explained(Bad)})
+     || {Bad, Said} <- [{no_such_app, "no_such_app is not in the code path"},
+                        {[shop, stdlib], "stdlib is an application that Trunkline itself needs"},
+                        {mnesia, "mnesia belongs to OTP: write {otp, mnesia}"},
+                        {[{otp, shop}],
+                         "{otp,shop} is not an application of OTP that can be adopted"},
+                        {["shop"], "\"shop\" is not the name of an application"},
+                        {[shop | x], "not a list of applications"}]].
+
+explained(Names) ->
+    try trunkline_adopt:load(Names)
+    catch error:badarg:Stack ->
+            #{1 := Text} = trunkline_errors:format_error(badarg, Stack),
+            lists:flatten(Text)
+    end.
 
 %% One option, and the trap of 0.5.0 is closed.
 get_after_publish(_) ->

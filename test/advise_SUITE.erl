@@ -146,7 +146,7 @@ observed_by_another(_) ->
 with_system_monitor() ->
     Settings = {self(), [busy_dist_port]},
     undefined = erlang:system_monitor(Settings),
-    {trunkline:advise(#{time => 50}), erlang:system_monitor() =:= Settings}.
+    {trunkline:advise([{time, 50}]), erlang:system_monitor() =:= Settings}.
 
 by_lane(_) ->
     {A, B} = cluster:pair([]),
@@ -185,7 +185,8 @@ advice_without(A, B) ->
 advise_badarg(_) ->
     [?assertError(badarg, trunkline:advise(Bad))
      || Bad <- [#{time => 0}, #{time => 1.0}, #{nodes => all}, #{nodes => "a@b"},
-                #{nodes => ["a@b"]}, #{nodes => [a | b]}, #{tyme => 1}, [], 'a@b']].
+                #{nodes => ["a@b"]}, #{nodes => [a | b]}, #{tyme => 1}, 'a@b',
+                [{time, 0}], [time], [{time, 500} | x], [500], "time"]].
 
 %% --- comparing --------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ start_load(Node) ->
 
 compare_badarg(_) ->
     [?assertError(badarg, trunkline:compare(Node, Options))
-     || {Node, Options} <- [{"a@b", #{}}, {'a@b', []}, {'a@b', #{time => 999}},
+     || {Node, Options} <- [{"a@b", #{}}, {'a@b', [x]}, {'a@b', [{time, 999}]},
                             {'a@b', #{time => 20_000}}, {'a@b', #{bytes => 0}},
                             {'a@b', #{force => yes}}, {'a@b', #{x => 1}}]].
 

@@ -1525,6 +1525,7 @@ bad_options(_) ->
     ok = cluster:call(
            B, fun() ->
                       Bad = [{policy, wait}, {bytes, 0}, {bytes, 1 bsl 32}, {bytes, many},
+                             {bytes, "4GB"}, {bytes, "8 PB"},
                              {messages, 0}, {messages, 1 bsl 22}, {work, 0}, {work, 1.5},
                              {urgent, yes}, {urgent, fun() -> true end}, {tell_dropped, 1},
                              {unknown, x}],
@@ -2015,7 +2016,7 @@ producers_killed(_) ->
 %% They are told that there is room, and killed before they take it: the others get it.
 killed_when_told(_) ->
     {A, B} = cluster:pair([]),
-    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, #{bytes => 1000}]),
+    {ok, _} = cluster:call(B, mailroom, start, [{local, ?NAME}, #{}, [{bytes, "1000 B"}]]),
     await_known([A], B),
     To = {?NAME, cluster:node_of(B)},
     lists:foreach(

@@ -415,10 +415,12 @@ arguments(_) ->
                                                    trunkline_errors:format_error(badarg, Stack)))]
                         end
                 end,
-    ?assertEqual([["neither a node nor a map"],
+    ?assertEqual([["neither a node nor options"],
                   ["option interval is 1, but must be an integer from 100 to 60000"],
-                  ["not a node", "not a map"], ["not a node"]],
+                  ["option show is all, but must be one of peers, lanes, inboxes"],
+                  ["not a node", "neither a map nor a property list"], ["not a node"]],
                  [Explained(start, [7]), Explained(start, [#{interval => 1}]),
+                  Explained(start, [[{show, all}]]),
                   Explained(start, ["b", 7]), Explained(once, ["b"])]),
     %% What can be sorted by depends on what is shown.
     ?assertEqual([["option sort is large_pending, but must be one of name, messages_out, "

@@ -230,7 +230,9 @@ arguments(Config) ->
                   "option port is 65536, but must be an integer from 0 to 65535"},
                  {#{pasword => <<"correct horse">>},
                   "there is no option pasword; there are address, port, password"},
-                 {[{password, "correct horse"}], "not a map"}]],
+                 {[{password, "horse"}],
+                  "option password must be a string of at least 8 characters"},
+                 {[{port, 1}, "correct horse"], "neither a map nor a property list"}]],
     ?assertMatch({error, stopped}, trunkline_web:start(#{})),          % not at this node
     ok = web(Config, stop, []).
 

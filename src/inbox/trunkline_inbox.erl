@@ -51,7 +51,8 @@ messages are treated as with `drop_newest`, unless the policy is `drop_oldest`.
 Options of an inbox, with their defaults in parentheses:
 
 - `policy`: what happens when it is full (`block`);
-- `bytes`: its bound, less than 4 GB (8 MB). A message counts as its size and 128 bytes;
+- `bytes`: its bound, less than 4 GB, as a number or a string as `\"16MB\"` (8 MB). A message counts
+  as its size and 128 bytes;
 - `messages`: its bound in messages, less than 4,194,304 (100,000);
 - `work`: how many messages the process may have at a time that it is not done with; less than
   4,194,304. (Without this option a server has 8. If it is done with these before the inbox passes
@@ -64,7 +65,7 @@ Options of an inbox, with their defaults in parentheses:
 ".
 -doc #{since => <<"0.4.0">>}.
 -type options() :: #{policy => block | reject | drop_newest | drop_oldest,
-                     bytes => pos_integer(),
+                     bytes => pos_integer() | string() | binary(),
                      messages => pos_integer(),
                      work => pos_integer(),
                      urgent => fun((Message :: term()) -> boolean()),
@@ -200,7 +201,7 @@ start() ->
 ```
 ".
 -doc #{since => <<"0.4.0">>}.
--spec open(options()) -> {ok, Inbox :: pid()} | {error, term()}.
+-spec open(options() | [proplists:property()]) -> {ok, Inbox :: pid()} | {error, term()}.
 open(Options) -> open_named(none, Options).
 
 -doc "
@@ -213,7 +214,8 @@ Name}`. If a process has that name, the result is `{error, {already_started, Pid
 ```
 ".
 -doc #{since => <<"0.4.0">>}.
--spec open(gen_server:server_name(), options()) -> {ok, Inbox :: pid()} | {error, term()}.
+-spec open(gen_server:server_name(), options() | [proplists:property()]) ->
+          {ok, Inbox :: pid()} | {error, term()}.
 open(Name, Options) ->
     is_name(Name) orelse ?BAD_ARGUMENT(badarg, [Name, Options]),
     open_named(Name, Options).
@@ -341,20 +343,20 @@ info_of(Node, There) ->
 
 %% --- options --------------------------------------------------------------------------
 
-check(Options, Own) when is_list(Options) ->
-    try proplists:to_map(Options) of
-        Map -> check(Map, Own)
-    catch
-        error:_ -> {error, {bad_option, inbox, Options}}
+check(Options, Own) ->
+    case trunkline_function_options:to_map(Options) of
+        error -> {error, {bad_option, inbox, Options}};
+        Map -> check(maps:to_list(Map), #{}, Own)
+    end.
+
+check([{Key, Value} | Options], Checked, Own) ->
+    case value(Key, Value) of
+        {ok, Parsed} -> check(Options, Checked#{Key => Parsed}, Own);
+        error -> {error, {bad_option, Key, Value}}
     end;
-check(Options, Own) when is_map(Options) ->
+check([], Checked, Own) ->
     Defaults = Own#{policy => block, bytes => 8 bsl 20, messages => 100_000, urgent => none},
-    case [{Key, Value} || {Key, Value} <- maps:to_list(Options), not is_valid(Key, Value)] of
-        [] -> {ok, fixed(maps:merge(Defaults, Options))};
-        [{Key, Value} | _] -> {error, {bad_option, Key, Value}}
-    end;
-check(Options, _) ->
-    {error, {bad_option, inbox, Options}}.
+    {ok, fixed(maps:merge(Defaults, Checked))}.
 
 %% How many messages the process may have is fixed if the user has said how many, and if some are
 %% urgent: these overtake only what is still in the inbox.
@@ -363,10 +365,14 @@ fixed(#{work := {Least, _}, urgent := Urgent} = Options) when Urgent =/= none ->
     Options#{work := {Least, Least}};
 fixed(Options) -> Options.
 
-is_valid(policy, Policy) -> lists:member(Policy, [block, reject, drop_newest, drop_oldest]);
-is_valid(bytes, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 32;
-is_valid(messages, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 22;
-is_valid(work, N) -> is_integer(N) andalso N > 0 andalso N < 1 bsl 22;
-is_valid(urgent, Fun) -> Fun =:= none orelse is_function(Fun, 1);
-is_valid(tell_dropped, Flag) -> is_boolean(Flag);
-is_valid(_, _) -> false.
+value(bytes, Bytes) -> below(1 bsl 32, trunkline_quantity:parse(size, Bytes));
+value(Key, N) when Key =:= messages; Key =:= work -> below(1 bsl 22, N);
+value(policy, Policy) when Policy =:= block; Policy =:= reject; Policy =:= drop_newest;
+                           Policy =:= drop_oldest ->
+    {ok, Policy};
+value(urgent, Fun) when Fun =:= none; is_function(Fun, 1) -> {ok, Fun};
+value(tell_dropped, Flag) when is_boolean(Flag) -> {ok, Flag};
+value(_, _) -> error.
+
+below(Bound, N) when is_integer(N), N > 0, N < Bound -> {ok, N};
+below(_, _) -> error.

@@ -35,7 +35,7 @@ sorts(lanes) -> [name, messages_out, messages_in, queued_bytes, in_flight_bytes,
 sorts(inboxes) -> [name, queued_messages, queued_bytes, full, passed, dropped].
 
 %% The options of trunkline_top:start/2. What the rows can be sorted by depends on what is shown.
--spec options(Given :: term()) -> [trunkline_options:declared()].
+-spec options(Given :: term()) -> [trunkline_function_options:declared()].
 options(Given) ->
     Shows = [peers, lanes, inboxes],
     Sorts = case Given of

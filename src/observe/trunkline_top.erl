@@ -67,7 +67,7 @@ start() -> run(node(), #{}).
 -doc "
 The same of another node, or with options.
 
-The error is `badarg` if the argument is neither a node nor a map of options.
+The error is `badarg` if the argument is neither a node nor options.
 
 ```erlang
 1> trunkline_top:start('b@host').
@@ -75,13 +75,13 @@ ok
 ```
 ".
 -doc #{since => <<"1.0.0">>}.
--spec start(node() | options()) -> ok.
+-spec start(node() | options() | [proplists:property()]) -> ok.
 start(Node) when is_atom(Node) ->
     run(Node, #{});
 start(Options) ->
-    case trunkline_options:are_valid(trunkline_screen, Options) of
-        true -> run(node(), Options);
-        false -> ?BAD_ARGUMENT(badarg, [Options])
+    case trunkline_function_options:check(trunkline_screen, Options) of
+        {ok, Map} -> run(node(), Map);
+        error -> ?BAD_ARGUMENT(badarg, [Options])
     end.
 
 -doc "
@@ -95,11 +95,11 @@ ok
 ```
 ".
 -doc #{since => <<"1.0.0">>}.
--spec start(node(), options()) -> ok.
+-spec start(node(), options() | [proplists:property()]) -> ok.
 start(Node, Options) ->
-    case is_atom(Node) andalso trunkline_options:are_valid(trunkline_screen, Options) of
-        true -> run(Node, Options);
-        false -> ?BAD_ARGUMENT(badarg, [Node, Options])
+    case is_atom(Node) andalso trunkline_function_options:check(trunkline_screen, Options) of
+        {ok, Map} -> run(Node, Map);
+        _ -> ?BAD_ARGUMENT(badarg, [Node, Options])
     end.
 
 -doc "

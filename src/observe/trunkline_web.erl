@@ -73,20 +73,23 @@ The error is `badarg` if the options are not right.
 ```
 ".
 -doc #{since => <<"1.0.0">>}.
--spec start(options()) -> {ok, URL :: string()} | {error, start_error()}.
+-spec start(options() | [proplists:property()]) ->
+          {ok, URL :: string()} | {error, start_error()}.
 start(Options) ->
-    case trunkline_options:are_valid(trunkline_web_server, Options) of
-        true -> trunkline_web_server:start(Options);
-        false -> ?BAD_ARGUMENT(badarg, [without_secrets(Options)])
+    case trunkline_function_options:check(trunkline_web_server, Options) of
+        {ok, Map} -> trunkline_web_server:start(Map);
+        error ->
+            Given = trunkline_function_options:to_map(Options),
+            ?BAD_ARGUMENT(badarg, [without_secrets(Given)])
     end.
 
 %% The arguments of an error get into the log. (The password may be under a misspelt key, or in a
-%% term that is not a map.)
+%% term that is no options.)
 without_secrets(#{} = Options) ->
     maps:map(fun(Key, Value) when Key =:= address; Key =:= port -> Value;
                 (_, _) -> '...'
              end, Options);
-without_secrets(_) ->
+without_secrets(error) ->
     '...'.
 
 -doc "

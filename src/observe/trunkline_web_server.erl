@@ -42,7 +42,7 @@
 
 %% --- for trunkline_web -------------------------------------------------------------------
 
--spec options(term()) -> [trunkline_options:declared()].
+-spec options(term()) -> [trunkline_function_options:declared()].
 options(_) ->
     [{address, "an address, as \"10.0.0.3\", \"::1\" or {10,0,0,3}",
       fun(Address) -> trunkline_options:ip_address(Address) =/= error end},

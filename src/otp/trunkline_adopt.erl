@@ -124,9 +124,9 @@ or cannot be adopted.
 ".
 -doc #{since => <<"1.0.0">>}.
 -spec report(name() | [name()]) -> report().
-report(Names) when is_list(Names) ->
+report(Names) ->
     are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
-    Modules = trunkline_beams:modules(Names),
+    Modules = trunkline_beams:modules(trunkline_beams:as_list(Names)),
     Looks = lists:zip(Modules, trunkline_beams:each(fun trunkline_beams:look/1, Modules)),
     Seen = [{Module, Look} || {Module, {ok, Look}} <- Looks],
     #{modules => length(Modules),
@@ -135,9 +135,7 @@ report(Names) when is_list(Names) ->
       by_distribution =>
           lists:sort(lists:append([Found || {_, #{by_distribution := Found}} <- Seen])),
       others => others(Modules, Seen),
-      problems => maps:from_list([{Module, Why} || {Module, {error, Why}} <- Looks])};
-report(Name) ->
-    report([Name]).
+      problems => maps:from_list([{Module, Why} || {Module, {error, Why}} <- Looks])}.
 
 %% Modules that are called and send, but belong neither to these applications nor to OTP.
 others(Modules, Seen) ->
@@ -206,13 +204,13 @@ So adopt applications before they start, if you can: with the option `adopt`.
 ```
 ".
 -doc #{since => <<"1.0.0">>}.
--spec load([name()]) ->
+-spec load(name() | [name()]) ->
           {ok, #{applications := [atom()], adopted := [module()],
                  problems := #{atom() => problem()}}}
         | {error, stopped}.
 load(Names) ->
     are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
-    trunkline_adopter:adopt(Names).
+    trunkline_adopter:adopt(trunkline_beams:as_list(Names)).
 
 -doc "
 Writes the adopted modules of applications into a directory, for a build. Put it before the
@@ -231,13 +229,15 @@ Whether these are the modules that a node has loaded is what `check/0` says ther
 ```
 ".
 -doc #{since => <<"1.0.0">>}.
--spec write([name()], Dir :: file:name_all()) ->
+-spec write(name() | [name()], Dir :: file:name_all()) ->
           {ok, #{written := [module()], compiled := [module()],
                  problems := #{module() => problem()}}}
         | {error, file:posix()}.
 write(Names, Dir) ->
     are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names, Dir]),
-    trunkline_adopted:write(Names, Dir).
+    trunkline_adopted:write(trunkline_beams:as_list(Names), Dir).
 
-are_adoptable([Name | Names]) -> trunkline_beams:is_adoptable(Name) andalso are_adoptable(Names);
-are_adoptable(Names) -> Names =:= [].
+are_adoptable(Names) -> all_adoptable(trunkline_beams:as_list(Names)).
+
+all_adoptable([Name | Names]) -> trunkline_beams:is_adoptable(Name) andalso all_adoptable(Names);
+all_adoptable(Names) -> Names =:= [].

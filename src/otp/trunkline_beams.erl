@@ -10,7 +10,7 @@
 -module(trunkline_beams).
 -moduledoc false.
 
--export([is_name/1, is_adoptable/1, is_otp/1, application/1, modules/1]).
+-export([is_name/1, is_adoptable/1, may_adopt/1, as_list/1, is_otp/1, application/1, modules/1]).
 -export([adopt/1, load/1, is_free/1, look/1, adopted/0, stock/1, mark/1, each/2]).
 
 -export_type([name/0, stock/0, problem/0]).
@@ -54,13 +54,34 @@
 -define(CHUNKS, ["Dbgi", "Abst", "Docs", "ExCk"]).
 
 -spec is_name(term()) -> boolean().
-is_name({otp, Name}) -> lists:member(Name, ?OTP);
-is_name(Name) -> is_atom(Name) andalso not lists:member(Name, ?NEVER ++ ?OTP).
+is_name(Name) -> check_name(Name) =:= true.
+
+check_name({otp, Name}) -> lists:member(Name, ?OTP) orelse not_of_otp;
+check_name(Name) when is_atom(Name) ->
+    case {lists:member(Name, ?NEVER), lists:member(Name, ?OTP)} of
+        {true, _} -> needed;
+        {false, true} -> of_otp;
+        {false, false} -> true
+    end;
+check_name(_) -> no_name.
 
 %% Whether it is a valid name, and the application is in the code path.
 -spec is_adoptable(term()) -> boolean().
-is_adoptable(Name) ->
-    is_name(Name) andalso file_of(application(Name)) =/= non_existing.
+is_adoptable(Name) -> may_adopt(Name) =:= true.
+
+%% The same, or why not: the application is not in the code path; it is one of OTP, and not named as
+%% such (`of_otp'), or none (`not_of_otp'); Trunkline needs it; or that is no name.
+-spec may_adopt(term()) -> true | no_application | of_otp | not_of_otp | needed | no_name.
+may_adopt(Name) ->
+    case check_name(Name) of
+        true -> file_of(application(Name)) =/= non_existing orelse no_application;
+        Why -> Why
+    end.
+
+%% One name stands for a list of one.
+-spec as_list(term()) -> [term()].
+as_list(Names) when is_list(Names) -> Names;
+as_list(Name) -> [Name].
 
 file_of(Name) ->
     code:where_is_file(atom_to_list(Name) ++ ".app").
