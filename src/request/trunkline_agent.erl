@@ -153,28 +153,25 @@ called(Request, #agent{servers = Servers} = Agent) ->
 %% whether there are leases, or servers that are watched.
 -spec tick(agent()) -> {[trunkline_command:command()], boolean(), agent()}.
 tick(#agent{servers = Servers0, route = Route} = Agent) ->
-    Servers = maps:map(fun(Server, #server{plain = Plain} = Known) ->
+    Servers = maps:map(fun(Server, #server{plain = Plain, leased = Ticks} = Known) ->
                                Plain1 = trunkline_plain_reply:tick(Server, Route, Plain),
-                               Known#server{plain = Plain1}
+                               Known#server{plain = Plain1,
+                                            leased = lease_tick(Ticks, Server, Agent)}
                        end, Servers0),
     Unanswered = [{call, Server, Pid, Caller}
                   || {Server, #server{callers = Callers}} <- maps:to_list(Servers),
                      {Caller, {announced, Pid}} <- maps:to_list(Callers)],
-    Leased = maps:filter(fun(_, #server{leased = Ticks}) -> Ticks =/= 0 end, Servers),
-    Left = maps:map(fun(Server, #server{leased = 1} = Known) ->
-                            Ref = make_ref(),
-                            true = is_relayed(Server, {lease_over, Server, Ref}, Agent),
-                            Known#server{leased = Ref};
-                       (_, #server{leased = Ticks} = Known) when is_integer(Ticks) ->
-                            Known#server{leased = Ticks - 1};
-                       (_, Known) ->
-                            Known
-                    end, Leased),
-    Servers1 = maps:merge(Servers, Left),
-    IsUsed = map_size(Left) > 0
-        orelse lists:any(fun(#server{plain = Plain}) -> trunkline_plain_reply:is_watched(Plain) end,
-                         maps:values(Servers1)),
-    {Unanswered, IsUsed, Agent#agent{servers = Servers1}}.
+    IsUsed = lists:any(fun(#server{plain = Plain, leased = Ticks}) ->
+                               Ticks =/= 0 orelse trunkline_plain_reply:is_watched(Plain)
+                       end, maps:values(Servers)),
+    {Unanswered, IsUsed, Agent#agent{servers = Servers}}.
+
+lease_tick(1, Server, Agent) ->
+    Ref = make_ref(),
+    true = is_relayed(Server, {lease_over, Server, Ref}, Agent),
+    Ref;
+lease_tick(Ticks, _, _) when is_integer(Ticks), Ticks > 0 -> Ticks - 1;
+lease_tick(Leased, _, _) -> Leased.
 
 %% Asks for which plain replies callers still wait.
 -spec look(agent()) -> ok.
