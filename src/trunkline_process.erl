@@ -259,18 +259,13 @@ send_connected(To, Message) ->
     _ = erlang:send(To, Message, [noconnect]),
     ok.
 
-%% The same for a process that must not wait: while the connection is busy another process sends.
--spec send_apart(pid() | {atom(), node()}, Message :: term()) -> ok | {error, system_limit}.
+%% The same for a process that must not wait: while the connection is busy another process sends. If
+%% there is no process left, the message is lost, too.
+-spec send_apart(pid() | {atom(), node()}, Message :: term()) -> ok.
 send_apart(To, Message) ->
-    case erlang:send(To, Message, [noconnect, nosuspend]) of
-        nosuspend ->
-            case start(fun() -> spawn(fun() -> send_connected(To, Message) end) end) of
-                {ok, _} -> ok;
-                {error, system_limit} = Error -> Error
-            end;
-        _ ->
-            ok
-    end.
+    _ = erlang:send(To, Message, [noconnect, nosuspend]) =:= nosuspend
+        andalso start(fun() -> spawn(fun() -> send_connected(To, Message) end) end),
+    ok.
 
 %% Sends a message that has come from another node. A pid or an alias of a former life of this node
 %% is that of a process that has ended. But the runtime system writes such a message to the log,

@@ -96,8 +96,7 @@ connect(Reader, Owner, #{cargo := Cargo, transport := Wanted} = Settings) ->
 -spec invited(Connecting :: pid(), reference(),
               {ok, trunkline_listener:invitation()} | {error, term()}) -> ok.
 invited(Connecting, Ref, Invitation) ->
-    _ = trunkline_process:send_apart(Connecting, {invitation, Ref, Invitation}),
-    ok.
+    trunkline_process:send_apart(Connecting, {invitation, Ref, Invitation}).
 
 %% Logs why a connection could not be made: the reason for which the process that called connect/3
 %% has ended, or could not be started. That the nodes are not connected is no news.

@@ -126,8 +126,7 @@ pass(Node, Event, Options) ->
 decline(Node, Options) ->
     No = trunkline_handshake:no_hello(trunkline_handshake:hello(Options)),
     Hello = {hello, self(), make_ref(), No, false},
-    _ = trunkline_process:send_apart({?MODULE, Node}, {trunkline, node(), Hello}),
-    ok.
+    trunkline_process:send_apart({?MODULE, Node}, {trunkline, node(), Hello}).
 
 %% The link for that node could not be started: tries again, if there is still a reason to.
 again(Node, Options) ->
