@@ -174,9 +174,7 @@ call_plain(Process, ServerRef, Label, Request, Timeout, Who) ->
 send_request(ServerRef, Label, Request) ->
     case place(ServerRef) of
         {at, Node, Server} ->
-            Process = if Node =:= node() -> Server;
-                         true -> process(Node, Server)
-                      end,
+            Process = process(Node, Server),
             case trunkline_bounded:refuses_call(Process) of
                 true -> failed(ServerRef, overload);
                 false -> request_at(Node, Server, Process, Label, Request)
@@ -418,5 +416,6 @@ place_of(Found) ->
         undefined -> {nowhere, noproc}
     end.
 
+%% (A name is of another node: place/1 has looked up one of this node.)
 process(Node, Name) when is_atom(Name) -> {Name, Node};
 process(_, Process) -> Process.
