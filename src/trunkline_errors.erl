@@ -99,10 +99,7 @@ is_right(applications, Value) ->
 is_right(nodes, Value) -> are_nodes(Value);
 is_right(list, Value) -> is_list(Value);
 is_right(proper_list, Value) -> is_list_of(fun(_) -> true end, Value);
-is_right(server_name, {local, Name}) -> is_atom(Name);
-is_right(server_name, {via, Module, _}) -> is_atom(Module);
-is_right(server_name, {global, _}) -> true;
-is_right(server_name, _) -> false;
+is_right(server_name, Value) -> trunkline_name:is_name(Value);
 is_right(boolean, Value) -> is_boolean(Value);
 is_right(function, Value) -> is_function(Value, 0);
 is_right(count, Value) -> is_integer(Value) andalso Value > 0;

@@ -144,19 +144,13 @@ do. See `start_link/3`.
 -spec start_link(gen_server:server_name(), module(), Args :: term(), Options :: list()) ->
           {ok, pid()} | ignore | {error, term()}.
 start_link(Name, Module, Args, Options) ->
-    case is_name(Name) of
+    case trunkline_name:is_name(Name) of
         true when is_atom(Module), length(Options) >= 0 ->
             start(Name, Module, Args, Options);
         _ ->
             ?NAMED(badarg, [Name, Module, Args, Options],
                    gen_server:start_link(Name, Module, Args, Options))
     end.
-
-%% As gen_server has them.
-is_name({local, Name}) -> is_atom(Name);
-is_name({global, _}) -> true;
-is_name({via, Registry, _}) -> is_atom(Registry);
-is_name(_) -> false.
 
 start(Name, Module, Args, Options) ->
     {Inbox, Others} = proplists:split(Options, [inbox]),
@@ -217,7 +211,7 @@ Name}`. If a process has that name, the result is `{error, {already_started, Pid
 -spec open(gen_server:server_name(), options() | [proplists:property()]) ->
           {ok, Inbox :: pid()} | {error, term()}.
 open(Name, Options) ->
-    is_name(Name) orelse ?BAD_ARGUMENT(badarg, [Name, Options]),
+    trunkline_name:is_name(Name) orelse ?BAD_ARGUMENT(badarg, [Name, Options]),
     open_named(Name, Options).
 
 open_named(Name, Options) ->

@@ -3,11 +3,18 @@
 -module(trunkline_name).
 -moduledoc false.
 
--export([where/1, take/1, give_back/1, local/1]).
+-export([is_name/1, where/1, take/1, give_back/1, local/1]).
 
 -export_type([name/0]).
 
 -type name() :: none | {local, atom()} | {global, term()} | {via, module(), term()}.
+
+%% Whether gen_server would take it.
+-spec is_name(term()) -> boolean().
+is_name({local, Name}) -> is_atom(Name);
+is_name({global, _}) -> true;
+is_name({via, Registry, _}) -> is_atom(Registry);
+is_name(_) -> false.
 
 -spec where(name()) -> pid() | undefined.
 where(none) -> undefined;
