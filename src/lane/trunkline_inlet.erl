@@ -265,8 +265,13 @@ deliver([], Agent, Waiting, S) ->
 
 %% A request that has come past the lane.
 past(Command, Message, S) ->
-    {0, S1} = deliver(arrived([[Command | Message]], S), S#inlet.agent, 0, S),
+    S1 = deliver_alone([Command | Message], S),
     timer(quiet, S1#inlet{active = true}).
+
+%% An entry that is not in a batch.
+deliver_alone(Entry, S) ->
+    {0, S1} = deliver(arrived([Entry], S), S#inlet.agent, 0, S),
+    S1.
 
 %% Some may be for destinations that should have bounded their senders.
 arrived(Entries, #inlet{lane = Lane}) -> trunkline_bounded:arrived(node(Lane), Entries).
@@ -286,8 +291,7 @@ step({turn, Opener, To, Receiver}, S) ->
     ok = trunkline_opener:deliver(Opener, Address),
     S1;
 step({message, Charge, Entry}, S) ->
-    {0, S1} = deliver(arrived([Entry], S), S#inlet.agent, 0, S),
-    acknowledge(Charge, S1);
+    acknowledge(Charge, deliver_alone(Entry, S));
 step({delivered, To}, S) ->
     ok = trunkline_agent:delivered(To),
     S;
@@ -332,8 +336,7 @@ deliver_opened({each, Addressees}, Message, S) ->
     trunkline_multicast:foldl(fun(Each, S0) -> deliver_opened(Each, Message, S0) end, S, Addressees,
                               Message);
 deliver_opened(To, Message, S) ->
-    {0, S1} = deliver(arrived([[To | Message]], S), S#inlet.agent, 0, S),
-    S1.
+    deliver_alone([To | Message], S).
 
 %% --- the end of the session -----------------------------------------------------
 
