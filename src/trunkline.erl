@@ -71,8 +71,8 @@ Why a drain was not complete; see `drain/1`.
 -type drain_error() :: stopped | noconnection | timeout | term().
 
 -doc "
-Options of `advise/1`: `time`, how long to look (1 to 60,000 ms; the default is 5,000), and `nodes`
-(default: all that are connected, and not hidden).
+Options of `advise/1`, a map or a property list: `time`, how long to look (1 to 60,000 ms; the
+default is 5,000), and `nodes` (default: all that are connected, and not hidden).
 ".
 -doc #{since => <<"0.6.0">>}.
 -type advise_options() :: #{time => 1..60_000, nodes => [node()]}.
@@ -86,8 +86,9 @@ What `advise/1` returns for one connection: the `figures`, what there is to `gai
 -type advice() :: trunkline_advise:advice().
 
 -doc "
-Options of `compare/2`: `time`, how long all of it may take (1,000 to 10,000 ms; the default is
-10,000), `bytes` of large messages in all, and `force`, to measure on a busy system too.
+Options of `compare/2`, a map or a property list: `time`, how long all of it may take (1,000 to
+10,000 ms; the default is 10,000), `bytes` of large messages in all, and `force`, to measure on a
+busy system too.
 ".
 -doc #{since => <<"0.6.0">>}.
 -type compare_options() :: #{time => 1000..10_000, bytes => pos_integer(), force => boolean()}.

@@ -86,7 +86,7 @@ kinds(await_up, 2) -> [other_node, time];
 kinds(start_link, 3) -> [atom, any, proper_list];
 kinds(start_link, 4) -> [server_name, atom, any, proper_list];
 kinds(open, 2) -> [server_name, any];
-kinds(done, 2) -> [inbox, count];
+kinds(done, 2) -> [own_inbox, count];
 kinds(info, 1) -> [inbox];
 kinds(close, 1) -> [own_inbox].
 
@@ -94,8 +94,7 @@ kinds(close, 1) -> [own_inbox].
 -spec is_right(kind(), term()) -> boolean().
 is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_atom(Value);
 is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
-is_right(applications, Value) ->
-    is_list_of(fun trunkline_beams:is_adoptable/1, trunkline_beams:as_list(Value));
+is_right(applications, Value) -> trunkline_beams:are_adoptable(Value);
 is_right(nodes, Value) -> are_nodes(Value);
 is_right(list, Value) -> is_list(Value);
 is_right(proper_list, Value) -> is_list_of(fun(_) -> true end, Value);
@@ -144,7 +143,7 @@ is_suspicious(Kind) ->
 %% What is wrong with an argument, or what it should be.
 text(top, Value) ->
     case trunkline_function_options:to_map(Value) of
-        error -> "neither a node nor options";
+        error -> "not a node, a map or a property list";
         Options -> text({options, trunkline_screen}, Options)
     end;
 text({send_options, _}, Value) when not is_list(Value) ->
@@ -155,7 +154,11 @@ text({options, Module}, Value) ->
         Options -> wrong_option(Module, Options)
     end;
 text(applications, Value) ->
-    case [{Name, Why} || {_, Name} <- numbered(trunkline_beams:as_list(Value), 1),
+    Names = case io_lib:printable_unicode_list(Value) of
+                true -> [Value || Value =/= []];
+                false -> trunkline_beams:as_list(Value)
+            end,
+    case [{Name, Why} || {_, Name} <- numbered(Names, 1),
                          Why <- [trunkline_beams:may_adopt(Name)], Why =/= true] of
         [{Name, Why} | _] -> io_lib:format("~0tP ~ts", [Name, 20, unadoptable(Why, Name)]);
         [] -> "not a list of applications"
@@ -168,29 +171,24 @@ text(destinations, [_ | _] = Value) ->
 text(Kind, _) ->
     text(Kind).
 
+%% (The password is not known here: trunkline_web hides it. So it always looks wrong, and is blamed
+%% only if nothing else is.)
 wrong_option(Module, Options) ->
-    Declared = Module:options(Options),
-    Names = [Name || {Name, _, _} <- Declared],
-    Unknown = maps:keys(Options) -- Names,
-    Wrong = [{Name, map_get(Name, Options), What}
-             || {Name, What, IsValid} <- Declared, is_map_key(Name, Options),
-                not IsValid(map_get(Name, Options))],
-    case {Unknown, Wrong} of
-        {[Name | _], _} ->
+    Wrong = trunkline_function_options:wrong(Module, Options),
+    case [W || W <- Wrong, element(2, W) =/= password] ++ Wrong of
+        [{unknown, Name, Names} | _] ->
             io_lib:format("there is no option ~0tP; there are ~ts",
                           [Name, 20, lists:join(", ", [atom_to_list(N) || N <- Names])]);
-        %% (The password is not known here: trunkline_web hides it. So it always looks wrong, and is
-        %% blamed only if nothing else is.)
-        {[], [{password, _, What} | _]} -> ["option password must be ", What];
-        {[], [{Name, Value, What} | _]} -> trunkline_options:wrong(Name, Value, What);
-        {[], []} -> "invalid options"
+        [{value, password, _, What} | _] -> ["option password must be ", What];
+        [{value, Name, Value, What} | _] -> trunkline_options:wrong(Name, Value, What);
+        [] -> "invalid options"
     end.
 
 unadoptable(no_name, _) -> "is not the name of an application";
 unadoptable(no_application, _) -> "is not in the code path";
 unadoptable(of_otp, Name) -> io_lib:format("belongs to OTP: write {otp, ~tw}", [Name]);
 unadoptable(not_of_otp, _) -> "is not an application of OTP that can be adopted";
-unadoptable(needed, _) -> "is an application that Trunkline itself needs".
+unadoptable(needed, _) -> "is Trunkline, or an application that it needs itself".
 
 numbered([Element | Rest], N) -> [{N, Element} | numbered(Rest, N + 1)];
 numbered(_, _) -> [].                        % the list may be improper

@@ -6,33 +6,38 @@
 -module(trunkline_function_options).
 -moduledoc false.
 
--export([check/2, to_map/1]).
+-export([check/2, wrong/2, to_map/1]).
 
--export_type([declared/0]).
+-export_type([declared/0, wrong/0]).
 
 %% What a value must be, and whether it is that.
 -type declared() :: {Name :: atom(), What :: iolist(), fun((term()) -> boolean())}.
+%% There is no such option, but these; or its value is not what it must be.
+-type wrong() :: {unknown, Name :: term(), Names :: [atom()]}
+               | {value, Name :: atom(), Value :: term(), What :: iolist()}.
 
-%% The options as a map. `error': one is not declared by the module, or has another value. (What an
-%% option may be can depend on the others.)
+%% The options as a map. `error': they are neither a map nor a property list, or one is wrong/2.
 -spec check(module(), Options :: term()) -> {ok, #{atom() => term()}} | error.
 check(Module, Options) ->
     case to_map(Options) of
         error -> error;
-        Map -> check(maps:to_list(Map), Module:options(Map), Map)
+        Map -> case wrong(Module, Map) of
+                   [] -> {ok, Map};
+                   _ -> error
+               end
     end.
 
-check([{Name, Value} | Options], Declared, Map) ->
-    case lists:keyfind(Name, 1, Declared) of
-        {_, _, IsValid} -> case IsValid(Value) of
-                               true -> check(Options, Declared, Map);
-                               false -> error
-                           end;
-        false -> error
-    end;
-check([], _, Map) ->
-    {ok, Map}.
+%% What is wrong with these options. (What an option may be can depend on the others.)
+-spec wrong(module(), map()) -> [wrong()].
+wrong(Module, Map) ->
+    Declared = Module:options(Map),
+    Names = [Name || {Name, _, _} <- Declared],
+    [{unknown, Name, Names} || Name <- maps:keys(Map) -- Names]
+        ++ [{value, Name, map_get(Name, Map), What}
+            || {Name, What, IsValid} <- Declared, is_map_key(Name, Map),
+               not IsValid(map_get(Name, Map))].
 
+%% Of two properties with the same name the first counts, as in OTP's functions.
 -spec to_map(Options :: term()) -> map() | error.
 to_map(Options) when is_map(Options) ->
     Options;

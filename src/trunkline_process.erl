@@ -260,7 +260,7 @@ send_connected(To, Message) ->
     ok.
 
 %% The same for a process that must not wait: while the connection is busy another process sends. If
-%% there is no process left, the message is lost, too.
+%% none can be started, the message is lost, too.
 -spec send_apart(pid() | {atom(), node()}, Message :: term()) -> ok.
 send_apart(To, Message) ->
     _ = erlang:send(To, Message, [noconnect, nosuspend]) =:= nosuspend

@@ -88,11 +88,13 @@ reports(_) ->
     %% Which one, and why.
     [?assertEqual({Bad, Said}, {Bad, explained(Bad)})
      || {Bad, Said} <- [{no_such_app, "no_such_app is not in the code path"},
-                        {[shop, stdlib], "stdlib is an application that Trunkline itself needs"},
+                        {[shop, stdlib],
+                         "stdlib is Trunkline, or an application that it needs itself"},
                         {mnesia, "mnesia belongs to OTP: write {otp, mnesia}"},
                         {[{otp, shop}],
                          "{otp,shop} is not an application of OTP that can be adopted"},
                         {["shop"], "\"shop\" is not the name of an application"},
+                        {"shop", "\"shop\" is not the name of an application"},
                         {[shop | x], "not a list of applications"}]].
 
 explained(Names) ->
@@ -264,7 +266,7 @@ core_transform(Core, _) -> Core.
 %% Its successor goes on with what it was asked for; after a stop nothing is left of that.
 adopter_killed(_) ->
     A = cluster:start([]),
-    {ok, _} = cluster:call(A, trunkline_adopt, load, [[shop]]),
+    {ok, _} = cluster:call(A, trunkline_adopt, load, [shop]),
     Before = cluster:call(A, erlang, whereis, [trunkline_adopter]),
     true = cluster:call(A, erlang, exit, [Before, kill]),
     cluster:await(fun() ->
@@ -299,7 +301,7 @@ writes(Config) ->
     ?assertEqual({ok, #{written => [broker], compiled => [broker],
                         problems => #{bare => no_debug_info}}},
                  trunkline_adopt:write([shop], Dir)),
-    ?assertMatch({error, _}, trunkline_adopt:write([shop], "/dev/null/no_directory")),
+    ?assertMatch({error, _}, trunkline_adopt:write(shop, "/dev/null/no_directory")),
     ?assertError(badarg, trunkline_adopt:write([no_such_app], Dir)),
     A = cluster:start([]),
     cluster:call(A, broker, start, []),

@@ -226,7 +226,7 @@ compare_killed(_) ->
 
 %% (It gives up on a machine that is much too slow.)
 report(A, B, Time) ->
-    Options = #{time => Time, bytes => 100_000_000, force => true},
+    Options = [{time, Time}, {bytes, 100_000_000}, force],
     case cluster:call(A, trunkline, compare, [cluster:node_of(B), Options]) of
         {ok, Report} -> Report;
         {error, timeout} when Time < 10_000 -> report(A, B, 10_000)

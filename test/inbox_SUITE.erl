@@ -1547,6 +1547,8 @@ bad_options(_) ->
                            trunkline_inbox:start_link({local, ?NAME}, mailroom, #{}, Options)
                        || {Key, Value, Options} <- [{inbox, x, [{inbox, x}]},
                                                     {inbox, [x | y], [{inbox, [x | y]}]},
+                                                    {inbox, [5], [{inbox, [5]}]},
+                                                    {inbox, {inbox, #{}, x}, [{inbox, #{}, x}]},
                                                     {x, true, [{inbox, [x]}]},
                                                     {name, ?NAME, [{name, ?NAME}, {inbox, #{}}]},
                                                     {inbx, #{}, [{timeout, 5000}, {inbx, #{}}]}]],

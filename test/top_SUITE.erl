@@ -415,7 +415,7 @@ arguments(_) ->
                                                    trunkline_errors:format_error(badarg, Stack)))]
                         end
                 end,
-    ?assertEqual([["neither a node nor options"],
+    ?assertEqual([["not a node, a map or a property list"],
                   ["option interval is 1, but must be an integer from 100 to 60000"],
                   ["option show is all, but must be one of peers, lanes, inboxes"],
                   ["not a node", "neither a map nor a property list"], ["not a node"]],

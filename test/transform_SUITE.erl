@@ -367,16 +367,16 @@ bad_options(_) ->
     Forms = forms("-module(m).\n-export([f/1]).\nf(P) -> P ! x.\n"),
     [begin
          {error, [{_, [{none, trunkline_transform, Problem}]}], []} =
-             compile:forms(Forms, [return | transform() ++ [Option]]),
-         ?assertEqual({bad_option, Bad}, Problem),
+             compile:forms(Forms, [return | transform() ++ [{trunkline_transform, Option}]]),
+         ?assertEqual(Bad, Problem),
          Said = lists:flatten(trunkline_transform:format_error(Problem)),
          [?assertNotEqual(nomatch, string:find(Said, Word))
-          || Word <- [atom_to_list(Bad), "gen_server, "]]
-     end || {Option, Bad} <- [{{trunkline_transform, [send, gen_servr]}, gen_servr},
-                              {{trunkline_transform, erpc}, erpc},
-                              {{trunkline_transform, [nowarn]}, nowarn}]],
-    "option trunkline_transform: the classes must be a list, as [erpc]; " ++ _ =
-        lists:flatten(trunkline_transform:format_error({bad_option, erpc})),
+          || Word <- [Text, "gen_server, "]]
+     end || {Option, Bad, Text} <-
+                [{[send, gen_servr], {bad_option, gen_servr}, "no class gen_servr"},
+                 {[nowarn], {bad_option, nowarn}, "no class nowarn"},
+                 {erpc, {no_list, erpc}, "erpc is not a list of classes"},
+                 {[send | erpc], {no_list, [send | erpc]}, "[send|erpc] is not a list"}]],
     %% With the line of the attribute.
     {error, [{_, [{{2, 2}, trunkline_transform, {bad_option, sned}}]}], []} =
         compile:forms(forms("-module(m).\n-compile({trunkline_transform, [sned]}).\n"

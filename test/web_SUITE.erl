@@ -184,7 +184,7 @@ comes_back(Config) ->
     A = ?config(a, Config),
     Port = start(Config, #{}),
     ok = web(Config, stop, []),
-    {ok, _} = web(Config, start, [#{port => Port}]),
+    {ok, _} = web(Config, start, [[{port, Port}]]),
     cluster:call(A, logger, set_primary_config, [level, none]),
     Server = fun() -> cluster:call(A, erlang, whereis, [trunkline_web_server]) end,
     %% (The page of the one before may be there a little longer.)
@@ -230,6 +230,8 @@ arguments(Config) ->
                   "option port is 65536, but must be an integer from 0 to 65535"},
                  {#{pasword => <<"correct horse">>},
                   "there is no option pasword; there are address, port, password"},
+                 {[{port, 65536}, {password, "correct horse"}],
+                  "option port is 65536, but must be an integer from 0 to 65535"},
                  {[{password, "horse"}],
                   "option password must be a string of at least 8 characters"},
                  {[{port, 1}, "correct horse"], "neither a map nor a property list"}]],

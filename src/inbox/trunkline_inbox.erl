@@ -48,7 +48,7 @@ messages are treated as with `drop_newest`, unless the policy is `drop_oldest`.
 -export_type([options/0, info/0]).
 
 -doc "
-Options of an inbox, with their defaults in parentheses:
+Options of an inbox, a map or a property list, with their defaults in parentheses:
 
 - `policy`: what happens when it is full (`block`);
 - `bytes`: its bound, less than 4 GB, as a number or a string as `\"16MB\"` (8 MB). A message counts
@@ -154,7 +154,8 @@ start_link(Name, Module, Args, Options) ->
 
 start(Name, Module, Args, Options) ->
     {Inbox, Others} = proplists:split(Options, [inbox]),
-    case [{Key, Value} || {Key, Value} <- Others, not lists:member(Key, ?SERVER_OPTIONS)] of
+    Odd = [{inbox, Option} || Option <- lists:append(Inbox), tuple_size(Option) =/= 2],
+    case Odd ++ [{Key, Value} || {Key, Value} <- Others, not lists:member(Key, ?SERVER_OPTIONS)] of
         [] ->
             case check(proplists:get_value(inbox, lists:append(Inbox), #{}), ?SERVER) of
                 {ok, Checked} ->

@@ -27,10 +27,10 @@ It reads counters. Messages between the nodes do not become slower by it.
 -export_type([options/0]).
 
 -doc "
-How to begin: the `interval` between two looks (100 to 60,000 ms; the default is 1,000), what to
-`show` (`peers`, `lanes` or `inboxes`), and the column to `sort` by (`name`, `messages_out`,
-`messages_in`, `bytes_out`, `bytes_in`, `queued_bytes`, `waited`, `large_pending` or `lost` of
-peers).
+How to begin, as a map or a property list: the `interval` between two looks (100 to 60,000 ms; the
+default is 1,000), what to `show` (`peers`, `lanes` or `inboxes`), and the column to `sort` by
+(`name`, `messages_out`, `messages_in`, `bytes_out`, `bytes_in`, `queued_bytes`, `waited`,
+`large_pending` or `lost` of peers).
 ".
 -doc #{since => <<"1.0.0">>}.
 -type options() :: #{interval => 100..60_000, show => peers | lanes | inboxes, sort => atom()}.

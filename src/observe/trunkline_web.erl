@@ -27,7 +27,7 @@ ok
 -export_type([options/0, start_error/0]).
 
 -doc "
-Where the page is, and who may see it:
+Where the page is, and who may see it, as a map or a property list:
 
 - `address`: where to listen, as a tuple or a string; `{0, 0, 0, 0}` or `\"::\"` is everywhere (the
   default is `{127, 0, 0, 1}`);
@@ -84,7 +84,7 @@ start(Options) ->
     end.
 
 %% The arguments of an error get into the log. (The password may be under a misspelt key, or in a
-%% term that is no options.)
+%% term that is neither a map nor a property list.)
 without_secrets(#{} = Options) ->
     maps:map(fun(Key, Value) when Key =:= address; Key =:= port -> Value;
                 (_, _) -> '...'

@@ -125,7 +125,7 @@ or cannot be adopted.
 -doc #{since => <<"1.0.0">>}.
 -spec report(name() | [name()]) -> report().
 report(Names) ->
-    are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
+    trunkline_beams:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
     Modules = trunkline_beams:modules(trunkline_beams:as_list(Names)),
     Looks = lists:zip(Modules, trunkline_beams:each(fun trunkline_beams:look/1, Modules)),
     Seen = [{Module, Look} || {Module, {ok, Look}} <- Looks],
@@ -193,8 +193,9 @@ plain() ->
         + lists:sum([trunkline_stats:get(Stats, peer, fallbacks) || #{stats := Stats} <- Peers]).
 
 -doc "
-Adopts applications in the node that runs, and keeps them adopted until Trunkline stops. The result
-has what `check/0` says of this node. New code that is loaded later is adopted within seconds.
+Adopts applications, or one, in the node that runs, and keeps them adopted until Trunkline stops.
+The result has what `check/0` says of this node. New code that is loaded later is adopted within
+seconds.
 
 A process goes on with the code that it executes, until it calls a function by the module's name.
 So adopt applications before they start, if you can: with the option `adopt`.
@@ -209,14 +210,14 @@ So adopt applications before they start, if you can: with the option `adopt`.
                  problems := #{atom() => problem()}}}
         | {error, stopped}.
 load(Names) ->
-    are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
+    trunkline_beams:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
     trunkline_adopter:adopt(trunkline_beams:as_list(Names)).
 
 -doc "
-Writes the adopted modules of applications into a directory, for a build. Put it before the
-applications in the code path (`erl -pa Dir`). Modules in which nothing changes are not written. In
-the result, `written` are the modules that the directory has, and `problems` those that could not be
-adopted.
+Writes the adopted modules of applications, or of one, into a directory, for a build. Put it before
+the applications in the code path (`erl -pa Dir`). Modules in which nothing changes are not written.
+In the result, `written` are the modules that the directory has, and `problems` those that could not
+be adopted.
 
 What is in the directory already, and made from the same files by the same release of Trunkline, is
 left as it is: `compiled` are only those that were made now. What was written there before and is
@@ -234,10 +235,5 @@ Whether these are the modules that a node has loaded is what `check/0` says ther
                  problems := #{module() => problem()}}}
         | {error, file:posix()}.
 write(Names, Dir) ->
-    are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names, Dir]),
+    trunkline_beams:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names, Dir]),
     trunkline_adopted:write(trunkline_beams:as_list(Names), Dir).
-
-are_adoptable(Names) -> all_adoptable(trunkline_beams:as_list(Names)).
-
-all_adoptable([Name | Names]) -> trunkline_beams:is_adoptable(Name) andalso all_adoptable(Names);
-all_adoptable(Names) -> Names =:= [].

@@ -10,7 +10,8 @@
 -module(trunkline_beams).
 -moduledoc false.
 
--export([is_name/1, is_adoptable/1, may_adopt/1, as_list/1, is_otp/1, application/1, modules/1]).
+-export([is_name/1, is_adoptable/1, are_adoptable/1, may_adopt/1, as_list/1]).
+-export([is_otp/1, application/1, modules/1]).
 -export([adopt/1, load/1, is_free/1, look/1, adopted/0, stock/1, mark/1, each/2]).
 
 -export_type([name/0, stock/0, problem/0]).
@@ -69,8 +70,20 @@ check_name(_) -> no_name.
 -spec is_adoptable(term()) -> boolean().
 is_adoptable(Name) -> may_adopt(Name) =:= true.
 
-%% The same, or why not: the application is not in the code path; it is one of OTP, and not named as
-%% such (`of_otp'), or none (`not_of_otp'); Trunkline needs it; or that is no name.
+%% The same of all names, or of one.
+-spec are_adoptable(term()) -> boolean().
+are_adoptable(Names) -> are_all_adoptable(as_list(Names)).
+
+are_all_adoptable([Name | Names]) -> is_adoptable(Name) andalso are_all_adoptable(Names);
+are_all_adoptable(Names) -> Names =:= [].
+
+%% Whether it is adoptable, or why not:
+%%
+%%     no_application    it is not in the code path
+%%     of_otp            it belongs to OTP, and is not named as such
+%%     not_of_otp        it is named as one of OTP, but is none that can be adopted
+%%     needed            Trunkline itself needs it
+%%     no_name           that is no name of an application
 -spec may_adopt(term()) -> true | no_application | of_otp | not_of_otp | needed | no_name.
 may_adopt(Name) ->
     case check_name(Name) of

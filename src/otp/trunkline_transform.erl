@@ -41,7 +41,9 @@ the same process cannot be seen.
                  | {left, mfa(), meaning()}.
 %% What may come out of order because it goes by the distribution.
 -type meaning() :: message | link | down | nodedown | start | halt.
--type problem() :: {erl_anno:location() | none, module(), warning() | {bad_option, term()}}.
+-type problem() :: {erl_anno:location() | none, module(), warning() | wrong()}.
+%% A class that does not exist; or the classes are not a list.
+-type wrong() :: {bad_option | no_list, term()}.
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
 %% which expression; and the warnings, in reverse order.
@@ -151,8 +153,8 @@ What the compiler calls.
 parse_transform(Forms, Options) ->
     Own = lists:append([lists:flatten([Option]) || {attribute, _, compile, Option} <- Forms]),
     case classes(Own ++ Options) of
-        {bad_option, _} = Bad ->
-            {error, [{file(Forms), [{line(Forms), ?MODULE, Bad}]}], []};
+        {_, _} = Wrong ->
+            {error, [{file(Forms), [{line(Forms), ?MODULE, Wrong}]}], []};
         Classes ->
             %% What holds in the whole module: what to transform, and the module of each function
             %% that is called without one.
@@ -174,13 +176,13 @@ line(Forms) ->
 
 classes(Options) ->
     case lists:keyfind(trunkline_transform, 1, Options) of
-        {_, Classes} when is_list(Classes) ->
+        {_, Classes} when length(Classes) >= 0 ->
             case [Class || Class <- Classes, not lists:member(Class, all())] of
                 [] -> Classes;
                 [Bad | _] -> {bad_option, Bad}
             end;
         {_, Bad} ->
-            {bad_option, Bad};
+            {no_list, Bad};
         false ->
             all()
     end.
@@ -482,7 +484,7 @@ The text of a warning or an error, for the compiler.
 ```
 ".
 -doc #{since => <<"0.5.0">>}.
--spec format_error(warning() | {bad_option, term()}) -> iolist().
+-spec format_error(warning() | wrong()) -> iolist().
 format_error({order, {M, F, A}}) ->
     What = case {M, F, A} of
                {erlang, send, 2} -> "`!'";
@@ -498,11 +500,12 @@ format_error({unknown_arguments, {M, F, _}}) ->
 format_error({unknown_function, {M, _, _}}) ->
     io_lib:format("call of a function of ~w that is not named here: not transformed", [M]);
 format_error({bad_option, Bad}) ->
-    Wrong = case lists:member(Bad, all()) of
-                true -> "the classes must be a list, as [~0tp]";
-                false -> "there is no class ~0tp"
-            end,
-    io_lib:format("option trunkline_transform: " ++ Wrong ++ "; the classes are ~ts",
+    wrong_option("there is no class ~0tp", Bad);
+format_error({no_list, Bad}) ->
+    wrong_option("~0tp is not a list of classes, as [send, gen_server]", Bad).
+
+wrong_option(Text, Bad) ->
+    io_lib:format("option trunkline_transform: " ++ Text ++ "; the classes are ~ts",
                   [Bad, lists:join(", ", [atom_to_list(Class) || Class <- all()])]).
 
 meaning(message) ->
