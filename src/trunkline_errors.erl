@@ -144,7 +144,7 @@ is_suspicious(Kind) ->
 text(top, Value) ->
     case trunkline_function_options:to_map(Value) of
         error -> "not a node, a map or a property list";
-        Options -> text({options, trunkline_screen}, Options)
+        Options -> wrong_option(trunkline_screen, Options)
     end;
 text({send_options, _}, Value) when not is_list(Value) ->
     "not a list";

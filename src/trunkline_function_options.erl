@@ -41,12 +41,10 @@ wrong(Module, Map) ->
 -spec to_map(Options :: term()) -> map() | error.
 to_map(Options) when is_map(Options) ->
     Options;
-to_map(Options) when is_list(Options) ->
-    try lists:all(fun is_property/1, Options) of
+to_map(Options) when length(Options) >= 0 ->
+    case lists:all(fun is_property/1, Options) of
         true -> proplists:to_map(Options);
         false -> error
-    catch
-        error:_ -> error             % no proper list
     end;
 to_map(_) ->
     error.

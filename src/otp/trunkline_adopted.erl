@@ -162,9 +162,8 @@ save(Sources, Dir) ->
 %% none was. Say prints the messages.
 -spec build(Names :: term(), file:filename(), Say) -> ok | noop | error
               when Say :: fun((info | error, unicode:chardata()) -> term()).
-build(Name, Dir, Say) when not is_list(Name) ->
-    build([Name], Dir, Say);
-build(Names, Dir, Say) ->
+build(NameOrNames, Dir, Say) ->
+    Names = trunkline_beams:as_list(NameOrNames),
     case [Name || Name <- Names, not trunkline_beams:is_adoptable(Name)] of
         [] ->
             case write(Names, Dir) of

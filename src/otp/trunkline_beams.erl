@@ -72,10 +72,8 @@ is_adoptable(Name) -> may_adopt(Name) =:= true.
 
 %% The same of all names, or of one.
 -spec are_adoptable(term()) -> boolean().
-are_adoptable(Names) -> are_all_adoptable(as_list(Names)).
-
-are_all_adoptable([Name | Names]) -> is_adoptable(Name) andalso are_all_adoptable(Names);
-are_all_adoptable(Names) -> Names =:= [].
+are_adoptable(Names) when length(Names) >= 0 -> lists:all(fun is_adoptable/1, Names);
+are_adoptable(Name) -> is_adoptable(Name).
 
 %% Whether it is adoptable, or why not:
 %%

@@ -182,7 +182,7 @@ says(noproc, _) -> nothing;
 says(_, look) -> go;
 says(_, known) -> nothing.
 
-%% Somebody has looked at that addressee's mailbox. `no': it is not on the heap.
+%% That addressee's mailbox has been looked at. `no': it is not on the heap.
 -spec learned(addressee(), go | no | nothing, questions()) -> questions().
 learned(To, What, #questions{mailboxes = Mailboxes} = Q) ->
     Q#questions{mailboxes = trunkline_mailboxes:know(To, What, Mailboxes)}.
