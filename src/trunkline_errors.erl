@@ -94,7 +94,7 @@ kinds(close, 1) -> [own_inbox].
 -spec is_right(kind(), term()) -> boolean().
 is_right(Kind, Value) when Kind =:= atom; Kind =:= node; Kind =:= name -> is_atom(Value);
 is_right(other_node, Value) -> is_atom(Value) andalso Value =/= node();
-is_right(applications, Value) -> trunkline_beams:are_adoptable(Value);
+is_right(applications, Value) -> trunkline_applications:are_adoptable(Value);
 is_right(nodes, Value) -> are_nodes(Value);
 is_right(list, Value) -> is_list(Value);
 is_right(proper_list, Value) -> is_list_of(fun(_) -> true end, Value);
@@ -156,10 +156,10 @@ text({options, Module}, Value) ->
 text(applications, Value) ->
     Names = case io_lib:printable_unicode_list(Value) of
                 true -> [Value || Value =/= []];
-                false -> trunkline_beams:as_list(Value)
+                false -> trunkline_applications:as_list(Value)
             end,
     case [{Name, Why} || {_, Name} <- numbered(Names, 1),
-                         Why <- [trunkline_beams:may_adopt(Name)], Why =/= true] of
+                         Why <- [trunkline_applications:may_adopt(Name)], Why =/= true] of
         [{Name, Why} | _] -> io_lib:format("~0tP ~ts", [Name, 20, unadoptable(Why, Name)]);
         [] -> "not a list of applications"
     end;

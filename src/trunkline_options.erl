@@ -32,7 +32,7 @@
           listen_ports := {inet:port_number(), inet:port_number()},
           advertise_address := undefined | inet:ip_address(),
           advertise_port := undefined | inet:port_number(),
-          adopt := [trunkline_beams:name()]}.
+          adopt := [trunkline_applications:name()]}.
 
 -type bad_option() :: {bad_option, Key :: atom(), Value :: term()}.
 
@@ -269,7 +269,7 @@ value(applications, Names) ->
     ok_if(are_applications(Names), Names).
 
 are_applications([Name | Names]) ->
-    trunkline_beams:is_name(Name) andalso are_applications(Names);
+    trunkline_applications:is_name(Name) andalso are_applications(Names);
 are_applications(Names) -> Names =:= [].
 
 ok_if(true, Value) -> {ok, Value};

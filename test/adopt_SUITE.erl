@@ -487,7 +487,7 @@ archive(Config) ->
     Ebin = filename:join([Archive, "packed", "ebin"]),
     _ = code:add_patha(Ebin),
     Found = code:where_is_file("packed.app"),
-    Modules = trunkline_beams:modules([packed]),
+    Modules = trunkline_applications:modules([packed]),
     _ = code:del_path(Ebin),
     case Found of
         non_existing -> {skip, "no archives"};

@@ -35,7 +35,7 @@ afterwards whether the code that runs is adopted, here and on the other nodes.
 The name of an application. One of OTP's is `{otp, Application}`.
 ".
 -doc #{since => <<"1.0.0">>}.
--type name() :: trunkline_beams:name().
+-type name() :: trunkline_applications:name().
 
 -doc "
 Why an application or a module is not adopted:
@@ -125,8 +125,8 @@ or cannot be adopted.
 -doc #{since => <<"1.0.0">>}.
 -spec report(name() | [name()]) -> report().
 report(Names) ->
-    trunkline_beams:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
-    Modules = trunkline_beams:modules(trunkline_beams:as_list(Names)),
+    trunkline_applications:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
+    Modules = trunkline_applications:modules(trunkline_applications:as_list(Names)),
     Looks = lists:zip(Modules, trunkline_beams:each(fun trunkline_beams:look/1, Modules)),
     Seen = [{Module, Look} || {Module, {ok, Look}} <- Looks],
     #{modules => length(Modules),
@@ -144,7 +144,7 @@ others(Modules, Seen) ->
                                                    Map)
                           end, #{}, [{Called, Module} || {Module, #{calls := Calls}} <- Seen,
                                                          Called <- Calls -- Modules]),
-    Others = [Other || Other <- maps:keys(Callers), not trunkline_beams:is_otp(Other)],
+    Others = [Other || Other <- maps:keys(Callers), not trunkline_applications:is_otp(Other)],
     Looks = lists:zip(Others, trunkline_beams:each(fun trunkline_beams:look/1, Others)),
     maps:with([Other || {Other, {ok, #{changed := true}}} <- Looks],
               maps:map(fun(_, Cs) -> lists:sort(Cs) end, Callers)).
@@ -210,8 +210,8 @@ So adopt applications before they start, if you can: with the option `adopt`.
                  problems := #{atom() => problem()}}}
         | {error, stopped}.
 load(Names) ->
-    trunkline_beams:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
-    trunkline_adopter:adopt(trunkline_beams:as_list(Names)).
+    trunkline_applications:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names]),
+    trunkline_adopter:adopt(trunkline_applications:as_list(Names)).
 
 -doc "
 Writes the adopted modules of applications, or of one, into a directory, for a build. Put it before
@@ -235,5 +235,5 @@ Whether these are the modules that a node has loaded is what `check/0` says ther
                  problems := #{module() => problem()}}}
         | {error, file:posix()}.
 write(Names, Dir) ->
-    trunkline_beams:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names, Dir]),
-    trunkline_adopted:write(trunkline_beams:as_list(Names), Dir).
+    trunkline_applications:are_adoptable(Names) orelse ?BAD_ARGUMENT(badarg, [Names, Dir]),
+    trunkline_adopted:write(trunkline_applications:as_list(Names), Dir).

@@ -28,7 +28,8 @@
 
 -define(SOURCES, "trunkline_adopted.sources").
 
--spec write([trunkline_beams:name()], file:name_all()) -> {ok, result()} | {error, file:posix()}.
+-spec write([trunkline_applications:name()], file:name_all()) ->
+          {ok, result()} | {error, file:posix()}.
 write(Names, Dir) ->
     case prepare(Dir) of
         ok -> without_adopted(fun() -> update(Names, Dir) end);
@@ -60,7 +61,7 @@ is_adopted(Dir) -> filelib:is_regular(filename:join(Dir, ?SOURCES)).
 update(Names, Dir) ->
     Before = sources(Dir),
     Known = maps:from_list([{Module, Source} || {Module, _, _} = Source <- Before]),
-    Modules = trunkline_beams:modules(Names),
+    Modules = trunkline_applications:modules(Names),
     Outcomes = trunkline_beams:each(fun(M) -> update(M, maps:get(M, Known, none), Dir) end,
                                     Modules),
     Sources = [Source || {_, {_, _, _} = Source} <- Outcomes],
@@ -163,8 +164,8 @@ save(Sources, Dir) ->
 -spec build(Names :: term(), file:filename(), Say) -> ok | noop | error
               when Say :: fun((info | error, unicode:chardata()) -> term()).
 build(NameOrNames, Dir, Say) ->
-    Names = trunkline_beams:as_list(NameOrNames),
-    case [Name || Name <- Names, not trunkline_beams:is_adoptable(Name)] of
+    Names = trunkline_applications:as_list(NameOrNames),
+    case [Name || Name <- Names, not trunkline_applications:is_adoptable(Name)] of
         [] ->
             case write(Names, Dir) of
                 {ok, Result} ->

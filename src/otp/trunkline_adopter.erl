@@ -24,7 +24,7 @@
 
 %% For each module: the MD5 of the code that was loaded when the module was last examined, or else
 %% of its file; and the outcome.
--record(state, {names = [] :: [trunkline_beams:name()],
+-record(state, {names = [] :: [trunkline_applications:name()],
                 seen = #{} :: #{module() => {MD5 :: binary() | none, outcome()}}}).
 
 -type outcome() :: adopted | unchanged | {error, trunkline_beams:problem()}.
@@ -37,7 +37,7 @@ start_link(#{adopt := Names}) ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, Names, [{timeout, infinity}]).
 
 %% Adopts these applications, too, until Trunkline stops.
--spec adopt([trunkline_beams:name()]) -> {ok, status()} | {error, stopped}.
+-spec adopt([trunkline_applications:name()]) -> {ok, status()} | {error, stopped}.
 adopt(Names) -> ask({adopt, Names}).
 
 -spec status() -> {ok, status()} | {error, stopped}.
@@ -55,7 +55,7 @@ ask(Request) ->
             {error, stopped}
     end.
 
--spec init([trunkline_beams:name()]) -> {ok, #state{}}.
+-spec init([trunkline_applications:name()]) -> {ok, #state{}}.
 init(Names) ->
     ok = missing(Names),
     %% If the previous process was killed: also the applications that it was asked to adopt.
@@ -97,15 +97,15 @@ timer(State) ->
     State.
 
 status(#state{names = Names, seen = Seen}) ->
-    #{applications => [trunkline_beams:application(Name) || Name <- Names],
+    #{applications => [trunkline_applications:application(Name) || Name <- Names],
       adopted => lists:sort([Module || {Module, {_, adopted}} <- maps:to_list(Seen)]),
-      problems => maps:from_list([{trunkline_beams:application(Name), no_application}
-                                  || Name <- Names, not trunkline_beams:is_adoptable(Name)]
+      problems => maps:from_list([{trunkline_applications:application(Name), no_application}
+                                  || Name <- Names, not trunkline_applications:is_adoptable(Name)]
                                  ++ [{Module, Problem}
                                      || {Module, {_, {error, Problem}}} <- maps:to_list(Seen)])}.
 
 missing(Names) ->
-    case [Name || Name <- Names, not trunkline_beams:is_adoptable(Name)] of
+    case [Name || Name <- Names, not trunkline_applications:is_adoptable(Name)] of
         [] -> ok;
         Missing -> trunkline_log:write(missing_applications, #{applications => Missing})
     end.
@@ -113,7 +113,7 @@ missing(Names) ->
 look(State) -> look(fun is_new/2, State).
 
 look(IsWanted, #state{names = Names, seen = Seen} = State) ->
-    case [Module || Module <- trunkline_beams:modules(Names), IsWanted(Module, Seen)] of
+    case [Module || Module <- trunkline_applications:modules(Names), IsWanted(Module, Seen)] of
         [] ->
             State;
         New ->
