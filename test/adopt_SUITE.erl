@@ -86,7 +86,7 @@ reports(_) ->
     [?assertError(badarg, trunkline_adopt:report(Bad))
      || Bad <- [no_such_app, stdlib, mnesia, {otp, shop}, [shop | x], "shop", 1]],
     %% Which one, and why.
-    [?assertEqual({Bad, Said}, {Bad, explained(Bad)})
+    [?assertEqual({Bad, [Said]}, {Bad, explained:texts(trunkline_adopt, load, [Bad])})
      || {Bad, Said} <- [{no_such_app, "no_such_app is not in the code path"},
                         {[shop, stdlib],
                          "stdlib is Trunkline, or an application that it needs itself"},
@@ -96,13 +96,6 @@ reports(_) ->
                         {["shop"], "\"shop\" is not the name of an application"},
                         {"shop", "\"shop\" is not the name of an application"},
                         {[shop | x], "not a list of applications"}]].
-
-explained(Names) ->
-    try trunkline_adopt:load(Names)
-    catch error:badarg:Stack ->
-            #{1 := Text} = trunkline_errors:format_error(badarg, Stack),
-            lists:flatten(Text)
-    end.
 
 %% One option, and the trap of 0.5.0 is closed.
 get_after_publish(_) ->

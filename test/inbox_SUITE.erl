@@ -1427,15 +1427,10 @@ not_an_inbox(_) ->
                                                           nobody, Inbox]]
                           ++ [Try(done, [P, 1])
                               || P <- [self(), whereis(code_server), code_server, nobody, Inbox]],
-                      Explained = fun(F, Args) ->
-                                          try apply(trunkline_inbox, F, Args)
-                                          catch error:badarg:Stack ->
-                                                  trunkline_errors:format_error(badarg, Stack)
-                                          end
-                                  end,
-                      #{1 := "not an inbox of this node"} = Explained(done, [self(), 1]),
-                      #{1 := "not an inbox, or its node is without Trunkline"} =
-                          Explained(info, [self()]),
+                      ["not an inbox of this node"] =
+                          explained:texts(trunkline_inbox, done, [self(), 1]),
+                      ["not an inbox, or its node is without Trunkline"] =
+                          explained:texts(trunkline_inbox, info, [self()]),
                       {P, Inbox2} = mailroom:open(none, #{}),
                       [badarg, badarg, badarg, badarg] =
                           [Try(done, [Inbox2, N]) || N <- [0, -1, x, 1.0]],

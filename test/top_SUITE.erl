@@ -407,14 +407,7 @@ arguments(_) ->
     [?assertError(badarg, apply(trunkline_top, F, Args))
      || {F, Args} <- [{start, [7]}, {start, [#{interval => 1}]}, {start, [#{show => all}]},
                       {start, [node(), #{sort => colour}]}, {start, ["b", #{}]}, {once, ["b"]}]],
-    Explained = fun(F, Args) ->
-                        try apply(trunkline_top, F, Args)
-                        catch error:badarg:Stack ->
-                                [lists:flatten(Text)
-                                 || {_, Text} <- lists:sort(maps:to_list(
-                                                   trunkline_errors:format_error(badarg, Stack)))]
-                        end
-                end,
+    Explained = fun(F, Args) -> explained:texts(trunkline_top, F, Args) end,
     ?assertEqual([["not a node, a map or a property list"],
                   ["option interval is 1, but must be an integer from 100 to 60000"],
                   ["option show is all, but must be one of peers, lanes, inboxes"],

@@ -220,7 +220,7 @@ arguments(Config) ->
                     #{colour => red}]],
     %% Neither the error nor what is said of it tells a password, wherever it stands.
     [begin
-         {Text, Stack} = explained(Options),
+         {[{1, Text}], Stack} = explained:call(trunkline_web, start, [Options]),
          ?assertEqual({Options, Said}, {Options, Text}),
          ?assertEqual(nomatch, string:find(io_lib:format("~p ~ts", [Stack, Text]), "horse"))
      end || {Options, Said} <-
@@ -237,13 +237,6 @@ arguments(Config) ->
                  {[{port, 1}, "correct horse"], "neither a map nor a property list"}]],
     ?assertMatch({error, stopped}, trunkline_web:start(#{})),          % not at this node
     ok = web(Config, stop, []).
-
-explained(Options) ->
-    try trunkline_web:start(Options)
-    catch error:badarg:Stack ->
-            #{1 := Text} = trunkline_errors:format_error(badarg, Stack),
-            {lists:flatten(Text), Stack}
-    end.
 
 %% Whatever comes, the page goes on.
 garbage(Config) ->
