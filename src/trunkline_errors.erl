@@ -132,8 +132,8 @@ priority() -> [priority || list_to_integer(erlang:system_info(otp_release)) >= 2
 -spec are_nodes(term()) -> boolean().
 are_nodes(Value) -> is_list_of(fun is_atom/1, Value).
 
-is_list_of(IsRight, [Value | Values]) -> IsRight(Value) andalso is_list_of(IsRight, Values);
-is_list_of(_, Rest) -> Rest =:= [].
+is_list_of(IsRight, Values) when length(Values) >= 0 -> lists:all(IsRight, Values);
+is_list_of(_, _) -> false.
 
 %% If each value is valid in itself, the error is about one of these: it names something that does
 %% not exist, or no longer does.

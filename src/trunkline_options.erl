@@ -265,12 +265,10 @@ value(ports, Port) ->
     ok_if(is_port_number(Port) andalso Port > 0, {Port, Port});
 value(port, Port) ->
     ok_if(is_port_number(Port) andalso Port > 0, Port);
-value(applications, Names) ->
-    ok_if(are_applications(Names), Names).
-
-are_applications([Name | Names]) ->
-    trunkline_applications:is_name(Name) andalso are_applications(Names);
-are_applications(Names) -> Names =:= [].
+value(applications, Names) when length(Names) >= 0 ->
+    ok_if(lists:all(fun trunkline_applications:is_name/1, Names), Names);
+value(applications, _) ->
+    error.
 
 ok_if(true, Value) -> {ok, Value};
 ok_if(false, _) -> error.

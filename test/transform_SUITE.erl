@@ -380,7 +380,19 @@ bad_options(_) ->
     %% With the line of the attribute.
     {error, [{_, [{{2, 2}, trunkline_transform, {bad_option, sned}}]}], []} =
         compile:forms(forms("-module(m).\n-compile({trunkline_transform, [sned]}).\n"
-                            "-export([f/1]).\nf(P) -> P ! x.\n"), [return | transform()]).
+                            "-export([f/1]).\nf(P) -> P ! x.\n"), [return | transform()]),
+    [begin
+         {error, [{_, [{{2, 2}, trunkline_transform, {bad_nowarn, Bad} = Problem}]}], []} =
+             compile:forms(forms(io_lib:format("-module(m).\n-compile(~0p).\n-export([f/1]).\n"
+                                               "f(P) -> P ! x.\n",
+                                               [{nowarn_trunkline_transform, Names}])),
+                           [return | transform()]),
+         ?assertEqual(lists:flatten(io_lib:format("option nowarn_trunkline_transform: ~0p is "
+                                                  "neither {Name, Arity} nor {Module, Name, "
+                                                  "Arity}", [Bad])),
+                      lists:flatten(trunkline_transform:format_error(Problem)))
+     end || {Names, Bad} <- [{f, f}, {[{f, 1}, g], g}, {[{f, x}], {f, x}},
+                             {[{f, 1} | g], [{f, 1} | g]}]].
 
 %% A module that says nothing to anybody stays as it is, term for term.
 untouched(Config) ->

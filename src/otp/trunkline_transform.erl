@@ -42,8 +42,9 @@ the same process cannot be seen.
 %% What may come out of order because it goes by the distribution.
 -type meaning() :: message | link | down | nodedown | start | halt.
 -type problem() :: {erl_anno:location() | none, module(), warning() | wrong()}.
-%% A class that does not exist; or the classes are not a list.
--type wrong() :: {bad_option | no_list, term()}.
+%% A class that does not exist; or the classes are not a list; or what should be the name of a
+%% function for which there are no warnings.
+-type wrong() :: {bad_option | no_list | bad_nowarn, term()}.
 
 %% While a function is walked: what was sent without waiting for an answer, by which way and to
 %% which expression; and the warnings, in reverse order.
@@ -152,26 +153,31 @@ What the compiler calls.
                   | {error, [{file:filename(), [problem()]}], []}.
 parse_transform(Forms, Options) ->
     Own = lists:append([lists:flatten([Option]) || {attribute, _, compile, Option} <- Forms]),
-    case classes(Own ++ Options) of
-        {_, _} = Wrong ->
-            {error, [{file(Forms), [{line(Forms), ?MODULE, Wrong}]}], []};
-        Classes ->
+    case {classes(Own ++ Options), silent(Own ++ Options)} of
+        {{_, _} = Wrong, _} ->
+            wrong(trunkline_transform, Wrong, Forms);
+        {_, {bad_nowarn, _} = Wrong} ->
+            wrong(nowarn_trunkline_transform, Wrong, Forms);
+        {Classes, Silent} ->
             %% What holds in the whole module: what to transform, and the module of each function
             %% that is called without one.
             Scope = #{classes => Classes, names => names(Forms)},
-            case forms(Forms, file(Forms), Scope, Own ++ Options) of
+            case forms(Forms, file(Forms), Scope, Silent) of
                 {Transformed, []} -> Transformed;
                 {Transformed, Warnings} -> {warning, Transformed, Warnings}
             end
     end.
 
+wrong(Option, Wrong, Forms) ->
+    {error, [{file(Forms), [{line(Option, Forms), ?MODULE, Wrong}]}], []}.
+
 file([{attribute, _, file, {File, _}} | _]) -> File;
 file(_) -> "nofile".
 
 %% Of the attribute with the option, if there is one.
-line(Forms) ->
-    hd([Line || {attribute, Line, compile, Option} <- Forms,
-                lists:keymember(trunkline_transform, 1, lists:flatten([Option]))]
+line(Option, Forms) ->
+    hd([Line || {attribute, Line, compile, Options} <- Forms,
+                lists:keymember(Option, 1, lists:flatten([Options]))]
        ++ [none]).
 
 classes(Options) ->
@@ -189,29 +195,47 @@ classes(Options) ->
 
 all() -> [Class || {Class, _, _, _} <- table()].
 
+%% The functions for which there are no warnings: of the module, and of others that it calls.
+silent(Options) ->
+    case lists:member(nowarn_trunkline_transform, Options) of
+        true -> all;
+        false -> silent_names([Names || {nowarn_trunkline_transform, Names} <- Options])
+    end.
+
+%% (Where the compiler takes a list of names, it takes one name, too.)
+silent_names(Values) ->
+    Names = lists:append([if length(Value) >= 0 -> Value;
+                             true -> [Value]
+                          end || Value <- Values]),
+    hd([{bad_nowarn, Bad} || Bad <- Names, not is_name(Bad)] ++ [Names]).
+
+is_name({Function, Arity}) -> is_atom(Function) andalso is_integer(Arity);
+is_name({Module, Function, Arity}) -> is_atom(Module) andalso is_name({Function, Arity});
+is_name(_) -> false.
+
 %% A function that the module defines or imports hides a BIF of that name.
 names(Forms) ->
     maps:from_list([{Name, Module}
                     || {attribute, _, import, {Module, Names}} <- Forms, Name <- Names]
                    ++ [{{Name, Arity}, local} || {function, _, Name, Arity, _} <- Forms]).
 
-forms([{attribute, _, file, {File, _}} = Form | Forms], _, Scope, Options) ->
-    {Rest, Warnings} = forms(Forms, File, Scope, Options),
+forms([{attribute, _, file, {File, _}} = Form | Forms], _, Scope, Silent) ->
+    {Rest, Warnings} = forms(Forms, File, Scope, Silent),
     {[Form | Rest], Warnings};
-forms([{attribute, Anno, import, {Module, Names}} | Forms], File, Scope, Options) ->
+forms([{attribute, Anno, import, {Module, Names}} | Forms], File, Scope, Silent) ->
     %% An import of transformed functions would be unused.
-    {Rest, Warnings} = forms(Forms, File, Scope, Options),
+    {Rest, Warnings} = forms(Forms, File, Scope, Silent),
     Used = [Name || {Function, Arity} = Name <- Names,
                     target({Module, Function, Arity}, Scope) =:= none],
     {[{attribute, Anno, import, {Module, Used}} | Rest], Warnings};
-forms([Form | Forms], File, Scope, Options) ->
+forms([Form | Forms], File, Scope, Silent) ->
     {Transformed, #seen{warnings = Found}} = case is_code(Form) of
                                                  true -> walk(Form, Scope, #seen{});
                                                  false -> {Form, #seen{}}
                                              end,
-    {Rest, Warnings} = forms(Forms, File, Scope, Options),
+    {Rest, Warnings} = forms(Forms, File, Scope, Silent),
     {[Transformed | Rest],
-     case [Problem || Problem <- Found, not is_silent(Form, Problem, Options)] of
+     case [Problem || Problem <- Found, not is_silent(Form, Problem, Silent)] of
          [] -> Warnings;
          Loud -> [{File, lists:reverse(Loud)} | Warnings]
      end};
@@ -224,14 +248,11 @@ is_code({attribute, _, Kind, _}) ->
     lists:member(Kind, [record, spec, callback, type, opaque, nominal]);
 is_code(_) -> false.
 
-is_silent(Form, {_, _, Warning}, Options) ->
-    Of = [{element(3, Form), element(4, Form)}, element(2, Warning)],
-    lists:member(nowarn_trunkline_transform, Options)
-        orelse lists:any(fun({nowarn_trunkline_transform, Names}) ->
-                                 Of -- lists:flatten([Names]) =/= Of;
-                            (_) ->
-                                 false
-                         end, Options).
+is_silent(_, _, all) ->
+    true;
+is_silent(Form, {_, _, Warning}, Silent) ->
+    lists:member({element(3, Form), element(4, Form)}, Silent)
+        orelse lists:member(element(2, Warning), Silent).
 
 %% Walks from the inside out, in the order of the text. Only one of several clauses is executed, so
 %% what one clause sends does not come before what the next one sends.
@@ -502,7 +523,10 @@ format_error({unknown_function, {M, _, _}}) ->
 format_error({bad_option, Bad}) ->
     wrong_option("there is no class ~0tp", Bad);
 format_error({no_list, Bad}) ->
-    wrong_option("~0tp is not a list of classes, as [send, gen_server]", Bad).
+    wrong_option("~0tp is not a list of classes, as [send, gen_server]", Bad);
+format_error({bad_nowarn, Bad}) ->
+    io_lib:format("option nowarn_trunkline_transform: ~0tp is neither {Name, Arity} nor "
+                  "{Module, Name, Arity}", [Bad]).
 
 wrong_option(Text, Bad) ->
     io_lib:format("option trunkline_transform: " ++ Text ++ "; the classes are ~ts",
