@@ -10,7 +10,7 @@
 -module(trunkline_process).
 -moduledoc false.
 
--export([start/1, start_all/1, ask/4, ask_all/3, multicall/5]).
+-export([start/1, start_all/1, ask/4, multicall/5]).
 -export([label/1, is_own/0, other/3, system/4, unexpected/2]).
 -export([outlive/1, kill/1, resume/1, is_on_heap/1, is_heap_limited/0]).
 -export([is_connected/1, controller/1, monitor/1, monitor_connected/1, send_connected/2,
@@ -68,24 +68,6 @@ ask(Where, Question, GiveUp, Timeout) ->
                     Where ! GiveUp(Ref),
                     {timeout, Ref}
             end
-    end.
-
-%% Asks these processes, all at the same time. Each of them answers {Ref, Answer}. The results have
-%% the order of Pids.
--spec ask_all([pid()], Question :: fun((reference()) -> term()), trunkline_deadline:deadline()) ->
-          [{ok, Answer :: term()} | {down, Reason :: term()} | timeout].
-ask_all(Pids, Question, Deadline) ->
-    Asked = [{Pid, monitor(process, Pid, [{alias, reply_demonitor}])} || Pid <- Pids],
-    lists:foreach(fun({Pid, Ref}) -> Pid ! Question(Ref) end, Asked),
-    [answer(Ref, Deadline) || {_, Ref} <- Asked].
-
-answer(Ref, Deadline) ->
-    receive
-        {Ref, Answer} -> {ok, Answer};
-        {'DOWN', Ref, process, _, Reason} -> {down, Reason}
-    after trunkline_deadline:left(Deadline) ->
-            demonitor(Ref, [flush]),
-            receive {Ref, Answer} -> {ok, Answer} after 0 -> timeout end
     end.
 
 %% As erpc:multicall/5, but the time is kept even if a connection is busy, or is being made: what

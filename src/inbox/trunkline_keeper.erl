@@ -105,10 +105,11 @@ done(Keeper, N) ->
 
 -spec info(pid()) -> map().
 info(Keeper) ->
-    Question = fun(Ref) -> ['$inbox_info' | Ref] end,
-    case trunkline_process:ask_all([Keeper], Question, trunkline_deadline:in(infinity)) of
-        [{ok, Info}] -> Info;
-        [{down, Reason}] -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
+    Ref = monitor(process, Keeper, [{alias, reply_demonitor}]),
+    Keeper ! ['$inbox_info' | Ref],
+    receive
+        {Ref, Info} -> Info;
+        {'DOWN', Ref, process, _, Reason} -> exit({Reason, {trunkline_inbox, info, [Keeper]}})
     end.
 
 %% --- messages -------------------------------------------------------------------------

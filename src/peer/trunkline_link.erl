@@ -32,7 +32,6 @@
 -type event() :: {nodeup, trunkline_peers:connection()} | nodedown
                | connect                        % a lane has a message for a node that is down
                | leave                          % end, once everything is delivered
-               | {drain, Caller :: reference()} % the same, but the link stays
                | {hello, pid(), Session :: reference(), trunkline_handshake:hello(),
                   Answer :: boolean()}
                | {open, pid(), Session :: reference(), reference(), Lanes :: [pid()]}.
@@ -87,10 +86,13 @@ leave(Links) ->
 %% Drains these links, all at the same time. A drain whose time is over goes on.
 -spec drain([pid()], trunkline_deadline:deadline()) -> [ok | {error, Reason :: term()}].
 drain(Links, Deadline) ->
-    lists:map(fun({ok, ok}) -> ok;
-                 ({_, Why}) -> {error, Why};
-                 (timeout) -> {error, timeout}
-              end, trunkline_process:ask_all(Links, fun(Ref) -> {drain, Ref} end, Deadline)).
+    Requests = [gen_server:send_request(Link, drain) || Link <- Links],
+    [case gen_server:receive_response(Request, trunkline_deadline:left(Deadline)) of
+         {reply, ok} -> ok;
+         {reply, Why} -> {error, Why};
+         {error, {Why, _}} -> {error, Why};      % the link has ended
+         timeout -> {error, timeout}
+     end || Request <- Requests].
 
 -spec init({trunkline_options:options(), node()}) -> {ok, #link{}} | ignore.
 init({#{lanes := Lanes, large_bytes := LargeBytes} = Options, Node}) ->
@@ -156,7 +158,10 @@ succeed(#route{lanes = Lanes, large = Large, bulk_limit = Limit} = Route, false,
 
 %% --- messages -------------------------------------------------------------
 
--spec handle_call(term(), gen_server:from(), #link{}) -> {reply, {error, badarg}, #link{}}.
+-spec handle_call(term(), gen_server:from(), #link{}) ->
+          {reply, {error, badarg}, #link{}} | {noreply, #link{}} | {stop, term(), #link{}}.
+handle_call(drain, From, D) ->
+    handle_info({'$gen_call', From, drain}, D);      % as it comes in terminate/2
 handle_call(_, _, D) ->
     {reply, {error, badarg}, D}.
 
@@ -196,8 +201,8 @@ message(leave, D) ->
                    true -> D;
                    false -> step(connect, D)
                end);
-message({drain, Ref} = Drain, D) when is_reference(Ref) ->
-    step(Drain, D);
+message({'$gen_call', From, drain}, D) ->
+    step({drain, From}, D);
 
 %% From the peer's link.
 message({hello, _, _, _, _} = Hello, D) ->
@@ -405,8 +410,8 @@ carry_out({patience, cancel}, D) ->
     cancel(patience, D#link{patience = none});
 carry_out({timer, Name, Time}, D) ->
     timer(Name, Time, D);
-carry_out({answer, Ref, Result}, D) ->
-    Ref ! {Ref, Result},
+carry_out({answer, Caller, Result}, D) ->
+    ok = gen_server:reply(Caller, Result),
     D;
 carry_out({refused, Why, Hello}, #link{report = Report} = D) ->
     ok = trunkline_report:refused(Why, Hello, Report),

@@ -159,7 +159,7 @@
         %% From this node.
       | connect                          % a lane has a message for a node that is down
       | stop
-      | {drain, Caller :: reference()}
+      | {drain, Caller :: gen_server:from()}
         %% Outcomes of effects.
       | {started, lanes, [pid()]}
       | {started, inlets, {[pid()], Dock :: pid()}}
@@ -196,7 +196,7 @@
       | {count, sessions | resumed}
       | {patience, start | cancel}       % it ends with event stalled
       | {timer, timer(), Milliseconds :: pos_integer()}
-      | {answer, reference(), ok | timeout | noconnection}
+      | {answer, gen_server:from(), ok | timeout | noconnection}
       | {refused, malformed | incompatible, Hello :: term()}
       | forget                           % the peer
       | stop.
@@ -248,7 +248,7 @@
          %% has stalled, and goes on.
          leaving = none :: none | drain | stop,
          has_begun = false :: boolean(),
-         callers = [] :: [reference()],
+         callers = [] :: [gen_server:from()],
          %% The effect patience is in force (and need not begin again).
          is_patient = false :: boolean(),
          effects = [] :: [effect()]}).               % of this step, the last one first
