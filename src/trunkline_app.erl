@@ -19,8 +19,7 @@ start(_, _) ->
                     ok = trunkline_events:start(),
                     ok = trunkline_sender:count_fallbacks(),
                     ok = trunkline_monitors:create(),
-                    ok = trunkline_owed:create(),
-                    trunkline_sup:start_link(Options);
+                    started(trunkline_sup:start_link(Options));
                 {error, _} = Error ->
                     Error
             end;
@@ -29,6 +28,13 @@ start(_, _) ->
                                                    explained => trunkline_options:explain(Bad)}),
             {error, Bad}
     end.
+
+%% (Monitors from before the last stop may be there, and need their tables.)
+started({ok, _} = Started) ->
+    Started;
+started(Error) ->
+    ok = trunkline_monitors:close(),
+    Error.
 
 prepare(Options) ->
     case trunkline_transport:prepare(Options) of

@@ -7,13 +7,12 @@
 -export([all/0, suite/0]).
 -export([as_erlang/1, as_erlang_without_trunkline/1, order/1, order_with_large/1, large_reason/1,
          overseer_killed/1, killed/1, disconnected/1, stopped_and_continued/1, new_incarnation/1,
-         application_stops/1, supervisor_killed/1, caller_dies/1, demonitored_while_ending/1,
-         session_ends_while_monitoring/1, nothing_left_behind/1, many_servers/1, one_server/1,
-         stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1, held_by_lanes/1,
-         set_before_link_notices/1, demonitored_when_gone/1, no_process_left/1,
+         application_stops/1, start_fails/1, supervisor_killed/1, caller_dies/1,
+         demonitored_while_ending/1, session_ends_while_monitoring/1, nothing_left_behind/1,
+         many_servers/1, one_server/1, stopped_host/1, set_at_nodeup/1, ends_at_nodeup/1,
+         held_by_lanes/1, set_before_link_notices/1, demonitored_when_gone/1, no_process_left/1,
          killed_while_moving/1, demonitored_while_moving/1, stopped_at_both/1,
-         plain_and_overseer_killed/1, known_for_long/1, taken_before/1,
-         killed_when_missing/1]).
+         plain_and_overseer_killed/1, known_for_long/1, taken_before/1, killed_when_missing/1]).
 -export([known/1, taken/1, missing/1]).
 -export([monitor_often/2, heard/1, kill_when/2, take_back_at_session/3, of_sessions/0]).
 -export([table/2, watcher/3, sender/2, set/2, held/1, take_back/2, ended/1, race/2, at_nodeup/2,
@@ -28,7 +27,7 @@ suite() -> [{timetrap, {minutes, 15}}].
 
 all() -> [as_erlang, as_erlang_without_trunkline, order, order_with_large, large_reason,
           overseer_killed, killed, disconnected, stopped_and_continued, new_incarnation,
-          application_stops, supervisor_killed, caller_dies, demonitored_while_ending,
+          application_stops, start_fails, supervisor_killed, caller_dies, demonitored_while_ending,
           session_ends_while_monitoring, nothing_left_behind, many_servers, one_server,
           stopped_host, set_at_nodeup, ends_at_nodeup, held_by_lanes,
           set_before_link_notices, demonitored_when_gone, no_process_left, killed_while_moving,
@@ -735,6 +734,27 @@ application_stops(_) ->
 take_back(Holder, N) ->
     Holder ! {take_back, self(), N},
     receive {Holder, Result} -> Result end.
+
+%% After a stop the application cannot start again at first.
+start_fails(_) ->
+    {A, B} = cluster:pair([]),
+    [P | Ps] = servers(B, 2),
+    Holder = cluster:call(A, ?MODULE, set, [[P | Ps], there]),
+    ok = cluster:call(A, cluster, stop_trunkline, []),
+    cluster:call(A, logger, set_primary_config, [level, none]),
+    ?assertMatch({error, {{shutdown, {failed_to_start_child, _, _}}, _}},
+                 cluster:call(A, fun() -> true = register(trunkline_links, self()),
+                                          application:start(trunkline)
+                                 end)),
+    ?assertEqual(2, rows(A)),
+    finish(B, [P], meanwhile),
+    await_held(A, Holder, [meanwhile, none]),
+    ok = cluster:call(A, cluster, start_trunkline, [[]]),
+    cluster:await_up(A, B),
+    finish(B, Ps, over),
+    await_held(A, Holder, [meanwhile, over]),
+    nothing_left(A, B),
+    cluster:stop_all([A, B]).
 
 supervisor_killed(_) ->
     {A, B} = cluster:pair([]),

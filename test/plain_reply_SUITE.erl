@@ -486,8 +486,7 @@ no_table(_) ->
     {A, B} = cluster:pair([]),
     Server = cluster:call(B, ?MODULE, start, []),
     ok = granted_to(A, Server),
-    true = cluster:call(B, fun() -> exit(whereis(trunkline_owed_table), kill) end),
-    cluster:await(fun() -> cluster:call(B, ets, whereis, [trunkline_owed]) =:= undefined end),
+    true = cluster:call(B, ets, delete, [trunkline_owed]),
     ?assertEqual([by_lane], lists:usort(ways_of(A, Server, list, 20))),
     cluster:stop_all([A, B]).
 

@@ -23,7 +23,7 @@
 
 -include("../gate/trunkline_route.hrl").
 
--export([create/0, create_table/0, is_any_owed/0]).
+-export([create/0, is_any_owed/0]).
 -export([clean_up/0, concerns/2, watch/3, owe/4, grant/2, paid/4]).
 -export([is_watched/2, send/5, sent/5]).
 
@@ -46,15 +46,14 @@
 -define(NO_WAIT, 60_000).
 -define(IN_VAIN, {?MODULE, in_vain}).
 
--spec create() -> ok.
-create() -> trunkline_owed_table:ensure(fun ?MODULE:create_table/0, fun ?MODULE:is_any_owed/0).
+%% A server may still owe a plain reply when the application has stopped, and when it is started
+%% again. So the table may outlive the application: trunkline_monitors sees to that.
+-spec create() -> ?OWED.
+create() ->
+    persistent_term:put(?WATCHED, false),
+    ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]).
 
-%% For the owner of the table, which may outlive this version of the code.
--spec create_table() -> ok.
-create_table() ->
-    ?OWED = ets:new(?OWED, [ordered_set, named_table, public, {read_concurrency, true}]),
-    persistent_term:put(?WATCHED, false).
-
+%% Whether the table is still needed.
 -spec is_any_owed() -> boolean().
 is_any_owed() ->
     ok = clean_up(),

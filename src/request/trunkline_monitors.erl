@@ -27,7 +27,8 @@
 %% The tables belong to the process that starts and stops the application, so that they survive when
 %% a process of Trunkline is killed. If there are monitors when the application stops, the tables
 %% are given to an overseer without a supervisor. It ends when no monitor is left, or when the
-%% application starts again.
+%% application starts again. The table of the plain replies that servers owe (trunkline_owed) may
+%% also be needed after a stop, and is kept with these two.
 -module(trunkline_monitors).
 -moduledoc false.
 -behaviour(gen_server).
@@ -44,8 +45,11 @@
 -type session() :: trunkline_monitor_rows:session().
 -type mark() :: trunkline_process:controller() | {resumes, trunkline_process:controller()}.
 
+-define(OWED, trunkline_owed).
+-define(TABLES, [?ROWS, ?WATCHED, ?OWED]).
+
 %% ms
--define(LOOK, 1_000).              % between two checks for monitors after a stop
+-define(LOOK, 1_000).              % between two looks after a stop whether the tables are needed
 -define(LATER, 100).               % until the next try when no process could be started
 
 -record(overseer,
@@ -59,6 +63,7 @@ create() ->
         undefined ->
             ?ROWS = ets:new(?ROWS, [named_table, public, ordered_set, {write_concurrency, true}]),
             ?WATCHED = ets:new(?WATCHED, [named_table, public, {read_concurrency, true}]),
+            ?OWED = trunkline_owed:create(),
             ok;
         Owner when Owner =:= self() ->
             ok;
@@ -76,13 +81,15 @@ close() ->
     case ets:info(?WATCHED, owner) of
         Owner when Owner =:= self() ->
             true = ets:insert(?WATCHED, {stopped}),
-            case ets:info(?ROWS, size) of
-                0 -> delete();
-                _ -> leave_alone()
+            case are_needed() of
+                false -> delete();
+                true -> leave_alone()
             end;
         _ ->
             ok
     end.
+
+are_needed() -> ets:info(?ROWS, size) > 0 orelse trunkline_owed:is_any_owed().
 
 leave_alone() ->
     case trunkline_process:start(fun() ->
@@ -95,10 +102,9 @@ leave_alone() ->
             delete()
     end.
 
-delete() -> lists:foreach(fun ets:delete/1, [?ROWS, ?WATCHED]).
+delete() -> lists:foreach(fun ets:delete/1, ?TABLES).
 
-give_away(Pid) ->
-    lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, [?ROWS, ?WATCHED]).
+give_away(Pid) -> lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, ?TABLES).
 
 %% The caller does not need the monitor any more, which had that session. (It may have been moved
 %% since its row was read, or be moved until the row is gone.)
@@ -189,10 +195,10 @@ handle_info({retired, Inlet}, S) ->
 handle_info({later, Session, Node, Controller}, S) ->
     {noreply, session_ended(Session, Node, Controller, S)};
 handle_info(look, S) ->
-    case ets:info(?ROWS, size) of
-        0 ->
+    case are_needed() of
+        false ->
             {stop, normal, S};
-        _ ->
+        true ->
             look(),
             {noreply, S}
     end;
