@@ -102,9 +102,11 @@ leave_alone() ->
             delete()
     end.
 
-delete() -> lists:foreach(fun ets:delete/1, ?TABLES).
+delete() -> lists:foreach(fun ets:delete/1, tables()).
 
-give_away(Pid) -> lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, ?TABLES).
+give_away(Pid) -> lists:foreach(fun(Table) -> ets:give_away(Table, Pid, none) end, tables()).
+
+tables() -> [Table || Table <- ?TABLES, ets:info(Table, owner) =:= self()].
 
 %% The caller does not need the monitor any more, which had that session. (It may have been moved
 %% since its row was read, or be moved until the row is gone.)
