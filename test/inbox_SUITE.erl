@@ -9,7 +9,7 @@
 -export([names/1, name_taken/1, statem_modes/1, thrown_results/1, start_answers/1, start_reports/1,
          supervised/1,
          ends_together/1, ends_for_its_server/1, parent_ends/1, exit_signals/1, crash_loop/1]).
--export([system_messages/1, new_code/1, sleeps/1, looks_again/1]).
+-export([system_messages/1, shown_by_its_module/1, new_code/1, sleeps/1, looks_again/1]).
 -export([short_mailbox/1, slow_start/1, overload/1, all_lost/1, own_requests/1,
          takes_by_itself/1, few_long_ones/1, block/1,
          block_bytes/1, reject/1, drop_newest/1, drop_oldest/1, drop_flood/1, burst/1,
@@ -24,7 +24,7 @@
          application_restarted/1,
          killed_and_started_again/1, killed_and_known_later/1, starter_killed/1, waiters_killed/1,
          keeper_killed/1, disconnected/1, stopped_and_continued/1, late_introduction/1]).
--export([is_urgent/1, crash_report/1]).
+-export([is_urgent/1, crash_report/1, last_state/1]).
 
 -define(NAME, post).
 %% ms: for what needs an audit or two
@@ -41,7 +41,7 @@ groups() ->
     [{servers, [names, name_taken, statem_modes, thrown_results, start_answers, start_reports,
                supervised,
                 ends_together, ends_for_its_server, parent_ends, exit_signals, crash_loop]},
-     {tools, [system_messages, new_code, sleeps, looks_again]},
+     {tools, [system_messages, shown_by_its_module, new_code, sleeps, looks_again]},
      {floods, [short_mailbox, slow_start, overload, all_lost, own_requests, takes_by_itself,
                few_long_ones, block, block_bytes, reject, drop_newest, drop_oldest,
                drop_flood, burst, urgent_burst, behind_no_more, quick_server, calls_stay,
@@ -662,6 +662,52 @@ system_messages(_) ->
               end),
     cluster:stop(B).
 
+%% What tools and the log show of a server is what they show without an inbox, whichever callback
+%% its module has for that.
+shown_by_its_module(_) ->
+    B = cluster:start([]),
+    ok = cluster:call(B, kept_log, keep, [error, #{}, fun ?MODULE:last_state/1]),
+    lists:foreach(
+      fun(Kind) ->
+              [?assertEqual({Kind, Callback, shown(B, Kind, Kind, Callback)},
+                            {Kind, Callback, shown(B, trunkline_inbox, Kind, Callback)})
+               || Callback <- ["",
+                               "format_status(M) -> M#{state := {shown, maps:keys(M)}}.",
+                               "format_status(#{}) -> none.",
+                               "format_status(M) -> maps:get(no, M).",
+                               "format_status(Why, [[_ | _] | Shown]) -> {Why, Shown}.",
+                               "format_status(_, [_ | S]) -> [{data, [{\"State\", {is, S}}]}].",
+                               "format_status(_, _) -> throw(thrown).",
+                               "format_status(_, _) -> exit(no)."]]
+      end, [gen_server, gen_statem]),
+    cluster:stop(B).
+
+%% By sys:get_status/1, and when it ends by an error.
+shown(B, How, Kind, Callback) ->
+    cluster:call(
+      B, fun() ->
+                 ok = load(showing,
+                           ["-compile([export_all, nowarn_export_all])."]
+                           ++ ["callback_mode() -> handle_event_function."
+                               || Kind =:= gen_statem]
+                           ++ [case Kind of
+                                   gen_server -> "init(_) -> {ok, own_state}.";
+                                   gen_statem -> "init(_) -> {ok, own_state, own_data}."
+                               end,
+                               "handle_cast(end_it, _) -> exit(asked).",
+                               "handle_event(cast, end_it, _, _) -> exit(asked).", Callback]),
+                 Before = length(kept_log:kept()),
+                 {ok, Pid} = mailroom:own(fun() -> How:start_link(showing, [], []) end),
+                 {status, _, {module, Kind}, [_, running, _, _, [_, _ | Shown]]} =
+                     sys:get_status(Pid),
+                 gen_server:cast(Pid, end_it),
+                 cluster:await(fun() -> not is_process_alive(Pid) end),
+                 {Shown, lists:nthtail(Before, kept_log:kept())}
+         end).
+
+last_state(#{msg := {report, #{label := {_, terminate}, state := State}}}) -> {true, State};
+last_state(_) -> false.
+
 %% Another version of the module is loaded beneath it, as release_handler does it.
 new_code(_) ->
     B = cluster:start([]),
@@ -670,21 +716,21 @@ new_code(_) ->
               ok = cluster:call(
                      B,
                      fun() ->
-                             load(Kind, 1),
+                             load_version(Kind, 1),
                              {ok, Pid} = mailroom:start({local, ?NAME}, changing, [], #{work => 4}),
                              Server = maps:get(consumer, trunkline_inbox:info(?NAME)),
                              1 = gen_server:call(?NAME, version, infinity),
                              ok = sys:suspend(Pid),
                              Calls = [gen_server:send_request(?NAME, version)
                                       || _ <- lists:seq(1, 20)],
-                             load(Kind, 2),
+                             load_version(Kind, 2),
                              ok = sys:change_code(Pid, changing, undefined, []),
                              ok = sys:resume(Pid),
                              [{reply, {1, 2}}] =
                                  lists:usort([gen_server:receive_response(C, ?LONG) || C <- Calls]),
                              %% Nobody runs the old code any more.
                              true = code:soft_purge(changing),
-                             load(Kind, 2),
+                             load_version(Kind, 2),
                              true = code:soft_purge(changing),
                              {Pid, Server} =
                                  {whereis(?NAME), maps:get(consumer, trunkline_inbox:info(?NAME))},
@@ -694,23 +740,26 @@ new_code(_) ->
       end, [gen_server, gen_statem]),
     cluster:stop(B).
 
-load(Kind, Version) ->
-    Lines = ["-module(changing).",
-             "-export([init/1, handle_call/3, handle_cast/2, code_change/3, code_change/4, go/3])."]
-        ++ [["-export([callback_mode/0]).\ncallback_mode() -> state_functions."]
-            || Kind =:= gen_statem]
-        ++ [case Kind of
-                gen_server -> "init(_) -> {ok, " ++ integer_to_list(Version) ++ "}.";
-                gen_statem -> "init(_) -> {ok, go, " ++ integer_to_list(Version) ++ "}."
-            end,
-            "handle_call(version, _, S) -> {reply, S, S}.", "handle_cast(_, S) -> {noreply, S}.",
-            "go({call, From}, version, D) -> {keep_state_and_data, {reply, From, D}}.",
-            "code_change(_, S, _) -> {ok, {S, " ++ integer_to_list(Version) ++ "}}.",
-            "code_change(_, State, D, _) -> {ok, State, {D, " ++ integer_to_list(Version) ++ "}}."],
-    {ok, Tokens, _} = erl_scan:string(lists:flatten(lists:join("\n", Lines))),
-    {ok, changing, Binary} = compile:forms(forms(Tokens), []),
-    true = code:soft_purge(changing),
-    {module, changing} = code:load_binary(changing, "changing.erl", Binary),
+load_version(Kind, Version) ->
+    load(changing,
+         ["-export([init/1, handle_call/3, handle_cast/2, code_change/3, code_change/4, go/3])."]
+         ++ ["-export([callback_mode/0]).\ncallback_mode() -> state_functions."
+             || Kind =:= gen_statem]
+         ++ [case Kind of
+                 gen_server -> "init(_) -> {ok, " ++ integer_to_list(Version) ++ "}.";
+                 gen_statem -> "init(_) -> {ok, go, " ++ integer_to_list(Version) ++ "}."
+             end,
+             "handle_call(version, _, S) -> {reply, S, S}.", "handle_cast(_, S) -> {noreply, S}.",
+             "go({call, From}, version, D) -> {keep_state_and_data, {reply, From, D}}.",
+             "code_change(_, S, _) -> {ok, {S, " ++ integer_to_list(Version) ++ "}}.",
+             "code_change(_, S, D, _) -> {ok, S, {D, " ++ integer_to_list(Version) ++ "}}."]).
+
+load(Module, Lines) ->
+    Head = "-module(" ++ atom_to_list(Module) ++ ").",
+    {ok, Tokens, _} = erl_scan:string(lists:flatten(lists:join("\n", [Head | Lines]))),
+    {ok, Module, Binary} = compile:forms(forms(Tokens), []),
+    true = code:soft_purge(Module),
+    {module, Module} = code:load_binary(Module, atom_to_list(Module) ++ ".erl", Binary),
     ok.
 
 forms(Tokens) ->

@@ -6,8 +6,7 @@
 -behaviour(gen_server).
 
 -export([mark/2, said/1, is_26/0, is_behind/1, is_behind_me/1]).
--export([begin_as/4, enter/1, done/1, returned/1, optional/3,
-         plain_status/1]).
+-export([begin_as/4, enter/1, done/1, returned/1, optional/3, status/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, handle_continue/2, terminate/2,
          code_change/3, format_status/1]).
 
@@ -173,30 +172,22 @@ code_change(OldVersion, State, Extra) ->
     optional(code_change, [OldVersion, State, Extra], {ok, State}).
 
 -spec format_status(gen_server:format_status()) -> gen_server:format_status().
-format_status(Status) ->
-    {Module, _, _} = enter(none),
-    Plain = plain_status(Status),
-    case erlang:function_exported(Module, format_status, 1) of
-        true ->
-            Module:format_status(Plain);
-        false ->
-            case {erlang:function_exported(Module, format_status, 2), Plain} of
-                {true, #{state := State, reason := _}} ->
-                    Plain#{state := Module:format_status(terminate, [get(), State])};
-                {true, #{state := State}} ->
-                    Plain#{state := shown(Module:format_status(normal, [get(), State]))};
-                _ -> Plain
-            end
-    end.
+format_status(#{state := State} = Status) -> status(Status, [State]).
 
-%% The older format_status/2 should return the state in this form. Here it is taken out, because it
-%% will be put into this form again.
-shown([{data, [{"State", State}]}]) -> State;
-shown(Other) -> Other.
+%% What gen would show of the module itself: it calls the callback that the module has, of one
+%% argument or of two. (The older one gets the dictionary and Args. What it returns is in a key
+%% more, where the gen around this looks for it.)
+-spec status(Status, Args :: [term()]) -> Status when Status :: #{atom() => term()}.
+status(Status, Args) ->
+    {Module, _, _} = enter(none),
+    Why = case Status of
+              #{reason := _} -> terminate;
+              #{} -> normal
+          end,
+    gen:format_status(Module, Why, plain(Status), [get() | Args]).
 
 %% Shows messages and events as they were sent, without marks.
--spec plain_status(Status) -> Status when Status :: #{atom() => term()}.
-plain_status(Status) ->
+plain(Status) ->
     maps:map(fun(message, Message) -> unmark(Message);
                 (Key, Events) when Key =:= queue; Key =:= postponed ->
                      [unmark_event(Event) || Event <- Events];

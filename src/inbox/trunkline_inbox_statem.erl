@@ -41,20 +41,5 @@ code_change(OldVersion, State, Data, Extra) ->
                                     {ok, State, Data}).
 
 -spec format_status(gen_statem:format_status()) -> gen_statem:format_status().
-format_status(Status) ->
-    {Module, _, _} = trunkline_inbox_server:enter(none),
-    Plain = trunkline_inbox_server:plain_status(Status),
-    case erlang:function_exported(Module, format_status, 1) of
-        true ->
-            Module:format_status(Plain);
-        false ->
-            case {erlang:function_exported(Module, format_status, 2), Plain} of
-                {true, #{state := State, data := Data}} ->
-                    Plain#{data := Module:format_status(case Plain of
-                                                            #{reason := _} -> terminate;
-                                                            #{} -> normal
-                                                        end, [get(), State, Data])};
-                _ ->
-                    Plain
-            end
-    end.
+format_status(#{state := State, data := Data} = Status) ->
+    trunkline_inbox_server:status(Status, [State, Data]).
