@@ -12,13 +12,18 @@
 -export([all/0, suite/0]).
 -export([in_good_order/1, with_breaks/1, with_faults/1, once_failed/1, attempt_fails/1,
          asks_again/1, begins_again/1, does_not_last/1, held_for_drain/1, counts_before_it_stops/1,
-         leaves_once/1, drain_and_stop/1, any_event/1]).
+         leaves_once/1, drain_and_stop/1, connects_again/1, stops_while_it_connects/1,
+         goodbye_while_suspended/1, malformed_hello/1, peer_crashes_early/1, peer_has_left/1,
+         stops_while_suspended/1, can_do_less/1, closes_gates_again/1, declines_its_next_session/1,
+         other_inlets/1, any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
 all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, asks_again,
           begins_again, does_not_last, held_for_drain, counts_before_it_stops, leaves_once,
-          drain_and_stop, any_event].
+          drain_and_stop, connects_again, stops_while_it_connects, goodbye_while_suspended,
+          malformed_hello, peer_crashes_early, peer_has_left, stops_while_suspended, can_do_less,
+          closes_gates_again, declines_its_next_session, other_inlets, any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -213,6 +218,146 @@ drain_and_stop(_) ->
     ?assertEqual({ended, []}, Answers(up() ++ [stop, Lost, {drain, late}, finished, lanes_ready])),
     ?assertEqual({ended, []}, Answers(up() ++ [stop, stalled, {drain, late}, finished])).
 
+%% What waits for a connection is not left to wait if one came and went, and trunkline_links was
+%% killed with the news of it: there is another attempt.
+connects_again(_) ->
+    {S, _} = down_with([connect, {down, supervisor, noproc}]),
+    {S1, Effects} = trunkline_session:step(nodedown, S),
+    ?assertEqual({down, [{connect, supervisor}]}, {trunkline_session:phase(S1), Effects}),
+    {_, Effects1} = trunkline_session:step({down, supervisor, noconnection}, S1),
+    ?assert(lists:member({dismiss, {gone, lost_unreachable}}, Effects1)).
+
+%% A stop delivers over the connection that a message has asked for: only if the attempt fails is
+%% that message lost.
+stops_while_it_connects(_) ->
+    {S, Effects} = down_with([connect, stop]),
+    ?assertEqual({closing, direct}, {trunkline_session:phase(S), lists:last(orders(Effects))}),
+    [?assertEqual({S, []}, trunkline_session:step(News, S))
+     || News <- [nodedown, {nodeup, one, true}]],
+    {S1, _} = trunkline_session:step(lanes_ready, S),
+    ?assertEqual(ended, trunkline_session:phase(S1)),
+    {_, Failed} = trunkline_session:step({down, supervisor, noconnection}, S),
+    ?assertEqual([{absent, lost_queued}], orders(Failed)).
+
+%% A peer that has resumed before us, and leaves, is answered when our lanes have resumed and are
+%% done: from then on plain distribution could overtake what they hold.
+goodbye_while_suspended(_) ->
+    {S, Said} = steps(lasting(), up(lasting()) ++ [{down, peer, noconnection}]),
+    Bye = make_ref(),
+    {S1, Effects1} = trunkline_session:step({goodbye, there, Bye}, S),
+    ?assertEqual({suspended, []}, {trunkline_session:phase(S1), Effects1}),
+    Hello = {hello, there, theirs, (lasting())#{resume => name(Said)}, false},
+    {S2, Effects2} = trunkline_session:step(Hello, S1),
+    ?assertEqual({closing, [resume, drain]}, {trunkline_session:phase(S2), orders(Effects2)}),
+    {S3, Effects3} = trunkline_session:step(lanes_ready, S2),
+    ?assertEqual(greeting, trunkline_session:phase(S3)),
+    ?assertEqual([{goodbye_ok, Bye}], [Answer || {say, there, Answer} <- Effects2 ++ Effects3]).
+
+%% What is no hello is refused, and the session goes on.
+malformed_hello(_) ->
+    {S, _} = steps(up()),
+    {S1, Effects} = trunkline_session:step({hello, another, anew, #{}, true}, S),
+    ?assertEqual({up, [{refused, malformed, #{}}]}, {trunkline_session:phase(S1), Effects}).
+
+%% The peer's link dies before the first session is up: senders go on by plain distribution, and do
+%% not wait for another link.
+peer_crashes_early(_) ->
+    {S, _} = steps([{hello, there, theirs, hello(2), false}, {started, lanes, [l1, l2]}]),
+    {S1, Effects} = trunkline_session:step({down, peer, killed}, S),
+    ?assertEqual({greeting, [direct]}, {trunkline_session:phase(S1), orders(Effects)}),
+    ?assertEqual([{path, direct}, {dismiss, again}],
+                 [Effect || {Kind, _} = Effect <- Effects, Kind =:= path orelse Kind =:= dismiss]).
+
+%% After the goodbye of the peer there is nothing to wait for in a drain. When its link ends, our
+%% inlets stay for callers that wait for replies.
+peer_has_left(_) ->
+    {S, _} = steps(up() ++ [{goodbye, there, make_ref()}, lanes_ready]),
+    ?assertEqual({greeting, there}, {trunkline_session:phase(S), trunkline_session:peer(S)}),
+    {Drained, Effects} = trunkline_session:step({drain, caller}, S),
+    ?assertEqual({drained, [{answer, caller, ok}], []},
+                 {trunkline_session:phase(Drained), [Answer || {answer, _, _} = Answer <- Effects],
+                  [Said || {say, _, Said} <- Effects]}),
+    {S1, Effects1} = trunkline_session:step({down, peer, shutdown}, S),
+    ?assertEqual({greeting, [{retire, [o1, o2]}], [direct]},
+                 {trunkline_session:phase(S1), [How || {end_session, How} <- Effects1],
+                  orders(Effects1)}).
+
+%% A stop that has waited in vain for a suspended session gives up what its lanes hold: delivered by
+%% plain distribution it could arrive twice, or at another incarnation of the node.
+stops_while_suspended(_) ->
+    {S, _} = steps(lasting(), up(lasting()) ++ [{down, peer, noconnection}, stop]),
+    ?assertEqual(suspended, trunkline_session:phase(S)),
+    {S1, Effects} = trunkline_session:step(stalled, S),
+    ?assertEqual({closing, [lost]},
+                 {trunkline_session:phase(S1), [How || {end_session, How} <- Effects]}),
+    ?assertMatch([{absent, lost_queued} | _], orders(Effects)),
+    {S2, _} = trunkline_session:step(finished, S1),
+    {S3, _} = trunkline_session:step(lanes_ready, S2),
+    ?assertEqual(ended, trunkline_session:phase(S3)).
+
+%% The next link of the peer can do less: what the lanes hold goes by plain distribution. They hold
+%% again before there are inlets, so that no reply overtakes what comes meanwhile.
+can_do_less(_) ->
+    Less = (hello(2))#{capabilities := maps:get(capabilities, hello(2)) -- [v1]},
+    {S, Said} = steps(up() ++ [{down, peer, killed}, finished, lanes_ready]),
+    ?assertEqual(holding, trunkline_session:phase(S)),
+    {S1, Effects1} = trunkline_session:step({hello, another, anew, Less, false}, S),
+    ?assertEqual({opening, [direct]}, {trunkline_session:phase(S1), orders(Effects1)}),
+    {S2, []} = trunkline_session:step({open, another, name(Said), again, [t1, t2]}, S1),
+    {S3, Effects3} = trunkline_session:step(lanes_ready, S2),
+    ?assertEqual({[hold], []}, {orders(Effects3), [What || {start, What} <- Effects3]}),
+    {_, Effects4} = trunkline_session:step(lanes_ready, S3),
+    ?assertMatch([{start, {inlets, [t1, t2], _}}], Effects4).
+
+%% A drain whose patience has ended lets senders go on. It is not completed before the gates have
+%% closed again, and the lanes have delivered what came meanwhile.
+closes_gates_again(_) ->
+    {S, Said} = steps(up() ++ [{drain, caller}, stalled]),
+    ?assertEqual({path, lanes}, lists:last([Path || {path, _} = Path <- Said])),
+    [Ref] = [Ref || {say, there, {goodbye, here, Ref}} <- Said],
+    {S1, Effects1} = trunkline_session:step({goodbye_ok, Ref}, S),
+    ?assertEqual([{path, wait}, {order, drain}, {patience, start}], Effects1),
+    {S2, _} = trunkline_session:step(lanes_ready, S1),
+    ?assertEqual([closing, drained], [trunkline_session:phase(Then) || Then <- [S1, S2]]),
+    %% Also if the lanes are done first.
+    {S3, Effects3} = trunkline_session:step(lanes_ready, S),
+    ?assertEqual({closing, Effects1}, {trunkline_session:phase(S3), Effects3}).
+
+%% A link that has drained ends the session if its peer begins another one, and declines that, once
+%% its inlets have delivered. (The peer may hold what is sent until it hears so.)
+declines_its_next_session(_) ->
+    Answer = fun(Said) -> hd([{goodbye_ok, Ref} || {say, there, {goodbye, _, Ref}} <- Said]) end,
+    {S, _} = steps(up() ++ [{drain, caller}, lanes_ready, Answer]),
+    ?assertEqual({drained, there}, {trunkline_session:phase(S), trunkline_session:peer(S)}),
+    {S1, Effects1} = trunkline_session:step({hello, there, anew, hello(2), true}, S),
+    ?assertEqual({drained, [{retire, [o1, o2]}]},
+                 {trunkline_session:phase(S1), [How || {end_session, How} <- Effects1]}),
+    {_, Effects2} = trunkline_session:step(finished, S1),
+    ?assertMatch([{say, links, {hello, here, _, #{protocol := {0, 0}}, false}}], Effects2).
+
+%% The peer opens other inlets for the same question: it has ended the session meanwhile, and those
+%% that our lanes send to are gone. We begin again, under another name.
+other_inlets(_) ->
+    {S, Said} = steps(up()),
+    [Ref] = [Ref || {say, links, {open, here, theirs, Ref, _}} <- Said],
+    ?assertEqual({S, []}, trunkline_session:step({opened, Ref, [o1, o2], dock}, S)),
+    {S1, Effects} = trunkline_session:step({opened, Ref, [o3, o4], dock}, S),
+    ?assertEqual({holding, none, [finish], [hold]},
+                 {trunkline_session:phase(S1), trunkline_session:peer(S1),
+                  [How || {end_session, How} <- Effects], orders(Effects)}),
+    ?assertMatch([true], [Answer || {say, links, {hello, here, _, _, Answer}} <- Effects]),
+    ?assertNotEqual(name(Said), name(Effects)),
+    %% It does so if a hello of our link's predecessor, which was killed, comes late, and we have
+    %% asked again, and said hello again, before we heard of the first inlets.
+    Ask = fun(Before) -> {open, there, name(Before), asked, [t1, t2]} end,
+    {_, Theirs} = steps([{hello, there, theirs, hello(2), true}, {started, lanes, [l1, l2]}, Ask,
+                         {started, inlets, {[i1, i2], d1}},
+                         {hello, killed, before, hello(2), false}, {down, peer, noproc},
+                         {hello, there, theirs, hello(2), true}, Ask, finished, lanes_ready,
+                         lanes_ready, {started, inlets, {[i3, i4], d2}}]),
+    ?assertEqual([[i1, i2], [i3, i4]],
+                 [Inlets || {say, there, {opened, asked, Inlets, _}} <- Theirs]).
+
 up() -> up(hello(2)).
 
 up(Hello) ->
@@ -225,17 +370,29 @@ up(Hello) ->
      end,
      {started, trunk}].
 
+%% It outlives its connection.
+lasting() -> (hello(2))#{resume_time => 600_000}.
+
 %% What a session does that begins on a connection. An event may depend on that.
 steps(Events) -> steps(hello(2), Events).
 
-steps(Hello, Events) ->
+steps(Hello, Events) -> steps_from(new(Hello, {connected, one, true}, none), Events).
+
+steps_from(First, Events) ->
     lists:foldl(fun(Event, {S, Before}) ->
                         {S1, Effects} = trunkline_session:step(case is_function(Event) of
                                                                    true -> Event(Before);
                                                                    false -> Event
                                                                end, S),
                         {S1, Before ++ Effects}
-                end, new(Hello, {connected, one, true}, none), Events).
+                end, First, Events).
+
+%% The same, of one whose node is down, with lanes.
+down_with(Events) ->
+    Layout = {2, trunkline_gate:least(1000), trunkline_gate:limit(1000)},
+    steps_from(new(hello(2), down, {Layout, [l1, l2]}), Events).
+
+orders(Effects) -> [Order || {order, Order} <- Effects].
 
 name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]).
 
