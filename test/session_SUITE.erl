@@ -15,7 +15,7 @@
          leaves_once/1, drain_and_stop/1, connects_again/1, stops_while_it_connects/1,
          goodbye_while_suspended/1, malformed_hello/1, peer_crashes_early/1, peer_has_left/1,
          stops_while_suspended/1, can_do_less/1, closes_gates_again/1, declines_its_next_session/1,
-         other_inlets/1, any_event/1]).
+         other_inlets/1, late_hello/1, any_event/1]).
 
 suite() -> [{timetrap, {hours, 2}}].
 
@@ -23,7 +23,7 @@ all() -> [in_good_order, with_breaks, with_faults, once_failed, attempt_fails, a
           begins_again, does_not_last, held_for_drain, counts_before_it_stops, leaves_once,
           drain_and_stop, connects_again, stops_while_it_connects, goodbye_while_suspended,
           malformed_hello, peer_crashes_early, peer_has_left, stops_while_suspended, can_do_less,
-          closes_gates_again, declines_its_next_session, other_inlets, any_event].
+          closes_gates_again, declines_its_next_session, other_inlets, late_hello, any_event].
 
 histories() -> list_to_integer(os:getenv("HISTORIES", "2000")).
 
@@ -336,7 +336,8 @@ declines_its_next_session(_) ->
     ?assertMatch([{say, links, {hello, here, _, #{protocol := {0, 0}}, false}}], Effects2).
 
 %% The peer opens other inlets for the same question: it has ended the session meanwhile, and those
-%% that our lanes send to are gone. We begin again, under another name.
+%% that our lanes send to are gone. We begin again, under another name. (One of 0.5.0 may do so,
+%% after a late hello of a link that was killed.)
 other_inlets(_) ->
     {S, Said} = steps(up()),
     [Ref] = [Ref || {say, links, {open, here, theirs, Ref, _}} <- Said],
@@ -346,17 +347,28 @@ other_inlets(_) ->
                  {trunkline_session:phase(S1), trunkline_session:peer(S1),
                   [How || {end_session, How} <- Effects], orders(Effects)}),
     ?assertMatch([true], [Answer || {say, links, {hello, here, _, _, Answer}} <- Effects]),
-    ?assertNotEqual(name(Said), name(Effects)),
-    %% It does so if a hello of our link's predecessor, which was killed, comes late, and we have
-    %% asked again, and said hello again, before we heard of the first inlets.
-    Ask = fun(Before) -> {open, there, name(Before), asked, [t1, t2]} end,
-    {_, Theirs} = steps([{hello, there, theirs, hello(2), true}, {started, lanes, [l1, l2]}, Ask,
-                         {started, inlets, {[i1, i2], d1}},
-                         {hello, killed, before, hello(2), false}, {down, peer, noproc},
-                         {hello, there, theirs, hello(2), true}, Ask, finished, lanes_ready,
-                         lanes_ready, {started, inlets, {[i3, i4], d2}}]),
-    ?assertEqual([[i1, i2], [i3, i4]],
-                 [Inlets || {say, there, {opened, asked, Inlets, _}} <- Theirs]).
+    ?assertNotEqual(name(Said), name(Effects)).
+
+%% The last hello of a link that was killed comes behind that of its successor. The session with
+%% that one ends, since links say hello when they begin. So this node begins again, and the
+%% successor hears from it: otherwise the one would wait, and the other send to inlets that are
+%% gone.
+late_hello(_) ->
+    {S, Said} = steps(up()),
+    {S1, _} = trunkline_session:step({hello, killed, before, hello(2), false}, S),
+    ?assertEqual({opening, killed}, {trunkline_session:phase(S1), trunkline_session:peer(S1)}),
+    {S2, Effects} = trunkline_session:step({down, peer, noproc}, S1),
+    ?assertEqual({holding, none}, {trunkline_session:phase(S2), trunkline_session:peer(S2)}),
+    [{hello, here, Name, Hello, true}] = [Hello || {say, links, Hello} <- Effects],
+    ?assertNotEqual(name(Said), Name),
+    %% There this is another session of the same link, which ends the one that is up.
+    {Theirs, Before} = steps(up()),
+    {Theirs1, Answer} = trunkline_session:step({hello, there, Name, Hello, true}, Theirs),
+    ?assertEqual([finish], [How || {end_session, How} <- Answer]),
+    ?assertMatch([{_, false}], [{N, Ask} || {say, links, {hello, here, N, _, Ask}} <- Answer,
+                                            N =/= name(Before)]),
+    ?assertEqual({opening, there},
+                 {trunkline_session:phase(Theirs1), trunkline_session:peer(Theirs1)}).
 
 up() -> up(hello(2)).
 

@@ -327,6 +327,10 @@ event(connect, S) ->
 %% What is watched does not exist, or ends.
 event({down, peer, noconnection}, #session{peer = #peer{}} = S) ->
     lost(S);
+event({down, peer, noproc}, #session{peer = #peer{}, phase = opening} = S) ->
+    %% Its hello has come late: it had been killed. That of its successor may have come before,
+    %% which then counts on a session that has ended here.
+    begin_again(S);
 event({down, peer, _}, #session{peer = #peer{}} = S) ->
     peer_link_down(S);
 event({down, supervisor, noconnection}, #session{phase = down} = S) ->
@@ -388,9 +392,7 @@ event({opened, Ref, Inlets, Dock},
     proceed(S#session{their_inlets = {Inlets, Dock}});
 event({opened, Ref, Inlets, _}, #session{our_open = Ref, their_inlets = {Others, _}} = S)
   when Inlets =/= Others ->
-    %% The peer began again, and what it said of that was lost.
-    event({nodeup, S#session.connection, S#session.is_audience},
-          (peer_link_down(S))#session{name = make_ref()});
+    begin_again(S);                    % the peer did, and what it said of that was lost
 event({opened, _, _, _}, S) ->
     S;
 
@@ -723,6 +725,10 @@ peer_link_down(#session{path = direct} = S) ->
     plain(order(direct, end_session(finish, S)));
 peer_link_down(S) ->
     hold(end_session(finish, S)).
+
+%% Ends this session, and asks the peer for another one. By its name the peer knows that it is one.
+begin_again(#session{connection = Connection, is_audience = IsAudience} = S) ->
+    event({nodeup, Connection, IsAudience}, (peer_link_down(S))#session{name = make_ref()}).
 
 %% The peer will not have lanes. Senders use plain distribution, once lanes that hold messages have
 %% delivered them that way.
