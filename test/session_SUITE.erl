@@ -279,8 +279,7 @@ peer_has_left(_) ->
                   [Said || {say, _, Said} <- Effects]}),
     {S1, Effects1} = trunkline_session:step({down, peer, shutdown}, S),
     ?assertEqual({greeting, [{retire, [o1, o2]}], [direct]},
-                 {trunkline_session:phase(S1), [How || {end_session, How} <- Effects1],
-                  orders(Effects1)}).
+                 {trunkline_session:phase(S1), ends(Effects1), orders(Effects1)}).
 
 %% A stop that has waited in vain for a suspended session gives up what its lanes hold: delivered by
 %% plain distribution it could arrive twice, or at another incarnation of the node.
@@ -289,7 +288,7 @@ stops_while_suspended(_) ->
     ?assertEqual(suspended, trunkline_session:phase(S)),
     {S1, Effects} = trunkline_session:step(stalled, S),
     ?assertEqual({closing, [lost]},
-                 {trunkline_session:phase(S1), [How || {end_session, How} <- Effects]}),
+                 {trunkline_session:phase(S1), ends(Effects)}),
     ?assertMatch([{absent, lost_queued} | _], orders(Effects)),
     {S2, _} = trunkline_session:step(finished, S1),
     {S3, _} = trunkline_session:step(lanes_ready, S2),
@@ -331,7 +330,7 @@ declines_its_next_session(_) ->
     ?assertEqual({drained, there}, {trunkline_session:phase(S), trunkline_session:peer(S)}),
     {S1, Effects1} = trunkline_session:step({hello, there, anew, hello(2), true}, S),
     ?assertEqual({drained, [{retire, [o1, o2]}]},
-                 {trunkline_session:phase(S1), [How || {end_session, How} <- Effects1]}),
+                 {trunkline_session:phase(S1), ends(Effects1)}),
     {_, Effects2} = trunkline_session:step(finished, S1),
     ?assertMatch([{say, links, {hello, here, _, #{protocol := {0, 0}}, false}}], Effects2).
 
@@ -344,8 +343,8 @@ other_inlets(_) ->
     ?assertEqual({S, []}, trunkline_session:step({opened, Ref, [o1, o2], dock}, S)),
     {S1, Effects} = trunkline_session:step({opened, Ref, [o3, o4], dock}, S),
     ?assertEqual({holding, none, [finish], [hold]},
-                 {trunkline_session:phase(S1), trunkline_session:peer(S1),
-                  [How || {end_session, How} <- Effects], orders(Effects)}),
+                 {trunkline_session:phase(S1), trunkline_session:peer(S1), ends(Effects),
+                  orders(Effects)}),
     ?assertMatch([true], [Answer || {say, links, {hello, here, _, _, Answer}} <- Effects]),
     ?assertNotEqual(name(Said), name(Effects)).
 
@@ -364,7 +363,7 @@ late_hello(_) ->
     %% There this is another session of the same link, which ends the one that is up.
     {Theirs, Before} = steps(up()),
     {Theirs1, Answer} = trunkline_session:step({hello, there, Name, Hello, true}, Theirs),
-    ?assertEqual([finish], [How || {end_session, How} <- Answer]),
+    ?assertEqual([finish], ends(Answer)),
     ?assertMatch([{_, false}], [{N, Ask} || {say, links, {hello, here, N, _, Ask}} <- Answer,
                                             N =/= name(Before)]),
     ?assertEqual({opening, there},
@@ -405,6 +404,8 @@ down_with(Events) ->
     steps_from(new(hello(2), down, {Layout, [l1, l2]}), Events).
 
 orders(Effects) -> [Order || {order, Order} <- Effects].
+
+ends(Effects) -> [How || {end_session, How} <- Effects].
 
 name(Effects) -> hd([Name || {say, links, {hello, here, Name, _, _}} <- Effects]).
 
